@@ -1,0 +1,3 @@
+"""JetSpec speculative decoding for stock SGLang."""
+
+__version__ = "0.1.0"
