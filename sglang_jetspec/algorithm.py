@@ -1,0 +1,153 @@
+"""The JETSPEC algorithm object: the yes/no questions SGLang asks, and its start-up checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_jetspec.config import (
+    OptionError,
+    Options,
+    PartialOptions,
+    causality_override,
+    resolve_options,
+)
+from sglang_jetspec.heads.format import HeadConfig, check_tensors, load_head_config, resolve_head
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.managers.overlap_utils import FutureMap
+
+# Backends whose verify pass reads a tree mask. The others ignore it without a word.
+TREE_BACKENDS = ("jetspec_cpu", "flashinfer", "triton")
+DEFAULT_MAX_RUNNING_REQUESTS = 48
+
+
+class JetSpecAlgorithm(CustomSpecAlgo):
+    """JETSPEC as SGLang sees it: a member of the block-drafter ("dflash") family.
+
+    The family predicate brings target feature capture, the draft's share of the KV budget and
+    a plug-in-owned ``prepare_for_decode``; no other built-in predicate is true.
+    """
+
+    def is_dflash_family(self) -> bool:
+        return True
+
+    def supports_target_verify_for_draft(self) -> bool:
+        return True
+
+    def supports_grammar_overlap(self) -> bool:
+        return False
+
+    def supports_prefill_shared_read_done(self) -> bool:
+        return False
+
+    def has_draft_kv(self) -> bool:
+        return False
+
+    def carries_draft_hidden_states(self) -> bool:
+        return False
+
+    def need_topk(self) -> bool:
+        return False
+
+    def get_platform_worker_cls(self) -> type | None:
+        return None
+
+    def create_future_map(
+        self,
+        device: torch.device,
+        req_to_token_pool: Any,
+        needs_cpu_seq_lens: bool = True,
+        needs_confidence_relay: bool = False,
+    ) -> FutureMap:
+        from sglang.srt.managers.overlap_utils import FutureMap
+
+        return FutureMap(
+            device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
+        )
+
+    def get_num_tokens_per_req_for_target_verify(
+        self, num_draft_tokens: int, is_draft_worker: bool
+    ) -> int:
+        if not is_draft_worker:
+            return num_draft_tokens
+        from sglang.srt.runtime_context import get_spec
+
+        return int(get_spec().speculative_num_steps) + 1
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Resolve the options and write them to SGLang's fields (``server_args`` records writes)."""
+        _, _, options = resolve_head_options(server_args)
+        server_args.speculative_num_draft_tokens = options.num_draft_tokens
+        server_args.speculative_eagle_topk = options.width
+        server_args.speculative_num_steps = options.depth
+        server_args.enable_mixed_chunk = False
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+        if server_args.speculative_draft_attention_backend is None:
+            server_args.speculative_draft_attention_backend = server_args.attention_backend
+
+
+def resolve_head_options(args: Any) -> tuple[Path, HeadConfig, Options]:
+    """Locate the head, read its configuration and resolve the options for it.
+
+    args: SGLang's resolved view, or the published ``get_spec()`` leaves joined with ``device``.
+    Raises HeadError or OptionError.
+    """
+    folder = resolve_head(args.speculative_draft_model_path, args.speculative_draft_model_revision)
+    head = load_head_config(folder, causal=causality_override())
+    flags = PartialOptions(
+        num_draft_tokens=args.speculative_num_draft_tokens,
+        width=args.speculative_eagle_topk,
+        depth=args.speculative_num_steps,
+    )
+    return folder, head, resolve_options(head, on_cpu=args.device == "cpu", flags=flags)
+
+
+def _refuse(condition: bool, flag: str, value: Any, fix: str) -> None:
+    if condition:
+        raise OptionError(f"JETSPEC does not serve {flag} {value}: {fix}")
+
+
+def validate_server_args(args: Any) -> None:
+    """Refuse at start-up, by flag, every combination JETSPEC does not serve exactly."""
+    if not args.speculative_draft_model_path:
+        raise OptionError(
+            "JETSPEC needs a draft head: set --speculative-draft-model-path to a folder or a "
+            "hub id, for example JetSpec/jetspec-qwen3-8b."
+        )
+    _refuse(args.pp_size != 1, "--pp-size", args.pp_size, "use --tp-size.")
+    _refuse(args.enable_dp_attention, "--enable-dp-attention", "", "use --dp-size or --tp-size.")
+    mode = args.disaggregation_mode
+    _refuse(mode not in (None, "null"), "--disaggregation-mode", mode, "serve without it.")
+    count = args.tokenizer_worker_num
+    _refuse(count != 1, "--tokenizer-worker-num", count, "SGLang loads no plug-in in them; use 1.")
+    for kind in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        backend = getattr(args, kind)
+        _refuse(
+            backend is not None and backend not in TREE_BACKENDS,
+            "--" + kind.replace("_", "-"),
+            backend,
+            f"it ignores tree masks; use {' or '.join(TREE_BACKENDS)}.",
+        )
+    for name in ("single", "acc"):
+        value = getattr(args, f"speculative_accept_threshold_{name}")
+        flag = f"--speculative-accept-threshold-{name}"
+        _refuse(value != 1.0, flag, value, "it changes the output's law; leave it at 1.0.")
+    for name, fix in (
+        ("speculative_adaptive", "set --speculative-num-draft-tokens instead."),
+        ("speculative_use_rejection_sampling", "JETSPEC's own sampling is lossless already."),
+        ("speculative_draft_window_size", "serve without it."),
+        ("speculative_token_map", "the head's own draft_token_ids name its draft vocabulary."),
+        ("enable_two_batch_overlap", "serve without it."),
+        ("enable_hierarchical_cache", "serve without it."),
+        ("enable_lora", "merge the adapter into the target first."),
+        ("enable_deterministic_inference", "serve without it."),
+    ):
+        value = getattr(args, name)
+        _refuse(bool(value), "--" + name.replace("_", "-"), value, fix)
+    folder, head, _ = resolve_head_options(args)
+    check_tensors(folder, head)

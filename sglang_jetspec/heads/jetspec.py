@@ -1,0 +1,156 @@
+"""The JetSpec head as SGLang's model loader builds it, and the worker that loads it.
+
+A head holds no embedding and no LM head: it drafts with the frozen target's (paper, section 2).
+B requests, D depth, W width, H hidden size, T captured target layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.models.dflash import DFlashDraftModel
+from sglang.srt.runtime_context import get_spec
+from torch import nn
+
+from sglang_jetspec.config import causality_override
+from sglang_jetspec.heads.format import HeadConfig, HeadError, load_head_config, resolve_head
+
+
+class JetSpecDraftModel(DFlashDraftModel):
+    """Draft head over fused target features, causal or bidirectional inside its block."""
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        super().__init__(config, quant_config=quant_config, prefix=prefix)
+        size = config.jetspec_draft_vocab_size
+        self.register_buffer(
+            "draft_token_ids", None if size is None else torch.zeros(size, dtype=torch.int32)
+        )
+        # The fused bf16 kernel behind this switch is Triton's.
+        if next(self.parameters()).device.type == "cpu":
+            for layer in self.layers:
+                layer.self_attn.use_table_qk_norm_rope = False
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load the published tensors; every expected one must arrive (``check_tensors``)."""
+
+        def model_weights() -> Iterable[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                if name == "draft_token_ids":
+                    self.draft_token_ids.copy_(tensor)
+                else:
+                    yield name, tensor
+
+        super().load_weights(model_weights())
+
+    def bind_target(self, target: nn.Module) -> None:
+        """Share the target's embedding and LM head, without owning them as parameters."""
+        embedding, lm_head = target.get_input_embeddings(), getattr(target, "lm_head", None)
+        if lm_head is None or getattr(lm_head, "weight", None) is None:
+            raise HeadError(
+                f"target {type(target).__name__} exposes no dense lm_head.weight; JETSPEC drafts "
+                "through the target's LM head. Use an unquantised LM head."
+            )
+        width = embedding.weight.shape[1]
+        if width != self.config.hidden_size:
+            raise HeadError(
+                f"the head's hidden_size={self.config.hidden_size} differs from the target's "
+                f"{width}; use the head trained for this target."
+            )
+        self.__dict__["target_embedding"] = embedding
+        self.__dict__["target_lm_head"] = lm_head
+        self.embedding_scale = (
+            float(target.get_dflash_noise_embedding_scale())
+            if hasattr(target, "get_dflash_noise_embedding_scale")
+            else 1.0
+        )
+        self.refresh_draft_vocabulary()
+
+    def refresh_draft_vocabulary(self) -> None:
+        """Gather the LM head's rows of the draft vocabulary; call again after a weight update."""
+        weight = self.target_lm_head.weight[: self.target_lm_head.org_vocab_size]
+        if self.draft_token_ids is not None:
+            weight = weight[self.draft_token_ids.long()].contiguous()
+        self.__dict__["draft_lm_weight"] = weight
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: Any,
+        input_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if input_embeds is None:
+            input_embeds = self.target_embedding(input_ids)
+            if self.embedding_scale != 1.0:
+                input_embeds = input_embeds * self.embedding_scale
+        return super().forward(input_ids, positions, forward_batch, input_embeds)
+
+    def propose(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best ``width`` tokens a row and their log-probabilities.
+
+        hidden: [B, D, H], rows 1..D of the block. Returns tokens [B, D, W] int64 and
+        log-probabilities [B, D, W] fp32 under the head's whole (draft) vocabulary.
+        """
+        logits = F.linear(hidden, self.draft_lm_weight).float()
+        top, ids = torch.topk(logits, width, dim=-1)
+        if self.draft_token_ids is not None:
+            ids = self.draft_token_ids[ids].long()
+        return ids, top - torch.logsumexp(logits, dim=-1, keepdim=True)
+
+    def write_context(
+        self,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        pool: Any,
+    ) -> None:
+        """Write the KV of committed positions: the same projected features for every layer.
+
+        features: [n, T * H] captured target states. positions: [n]. slots: [n], the target's.
+        """
+        context = self.project_target_hidden(features)
+        for layer in self.layers:
+            attention = layer.self_attn
+            k, v = attention.kv_proj_only(context)
+            k = attention.apply_k_rope(positions, attention.apply_k_norm(k))
+            shape = (-1, attention.num_kv_heads, attention.head_dim)
+            location = KVWriteLoc(slots, physical=True)
+            pool.set_kv_buffer(attention.attn, location, k.view(shape), v.view(shape))
+
+
+class JetSpecDraftWorker(TpModelWorker):
+    """Loads the head with the causality its checkpoint states.
+
+    Stock SGLang loads these checkpoints as ``DFlashDraftModel`` and never reads
+    ``dflash_config.causal_head``: it would draft bidirectionally.
+    """
+
+    head: HeadConfig
+
+    def _init_model_config(self) -> None:
+        super()._init_model_config()
+        spec = get_spec()
+        folder = resolve_head(
+            spec.speculative_draft_model_path, spec.speculative_draft_model_revision
+        )
+        self.head = load_head_config(folder, causal=causality_override())
+        config = self.model_config.hf_config
+        config.architectures = [JetSpecDraftModel.__name__]
+        config.is_causal = self.head.causal
+        config.jetspec_draft_vocab_size = self.head.draft_vocab_size
+        if getattr(config, "layer_types", None) is None:
+            config.layer_types = ["full_attention"] * self.head.num_hidden_layers
+        # Positions past the trained range still need a rotary table; drafts there are
+        # extrapolated, what is committed is the target's choice all the same.
+        reach = int(self.context_length) + int(spec.speculative_num_draft_tokens) + 1
+        config.max_position_embeddings = max(self.head.max_position_embeddings, reach)
+
+
+EntryClass = JetSpecDraftModel

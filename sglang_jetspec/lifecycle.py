@@ -1,0 +1,140 @@
+"""Construction of the JETSPEC worker and what the scheduler asks of it between rounds."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.draft_parallel import (
+    model_draft_parallel_spec,
+    resolve_draft_parallel_layout,
+)
+from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+
+from sglang_jetspec.config import Options, PartialOptions, resolve_options
+from sglang_jetspec.heads.format import HeadConfig, HeadError
+from sglang_jetspec.heads.jetspec import JetSpecDraftModel, JetSpecDraftWorker
+
+logger = logging.getLogger(__name__)
+
+
+def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
+    """Refuse a target JETSPEC cannot serve exactly, or one the head was not made for."""
+    config = runner.model_config
+    name = type(runner.model).__name__
+    for unsupported, what in (
+        (runner.use_mla_backend, "multi-head latent attention"),
+        (runner.is_hybrid_swa, "hybrid sliding-window layers"),
+        (mambaish_config(config) is not None, "recurrent (Mamba-like) layers"),
+        (not hasattr(runner.model, "set_dflash_layers_to_capture"), "no feature capture"),
+    ):
+        if unsupported:
+            raise HeadError(f"JETSPEC does not serve {name}: it has {what}; serve it without.")
+    layers, highest = config.num_hidden_layers, max(head.target_layer_ids)
+    if highest >= layers - 1:
+        raise HeadError(
+            f"dflash_config.target_layer_ids={list(head.target_layer_ids)}: the target has "
+            f"{layers} layers and its states are captured up to layer {layers - 2}; use the head "
+            "trained for this target."
+        )
+    sizes = {config.vocab_size} | ({len(tokenizer)} if tokenizer is not None else set())
+    if head.vocab_size is not None and head.vocab_size not in sizes:
+        raise HeadError(
+            f"the head's vocab_size={head.vocab_size} is not the target's {config.vocab_size}; "
+            "use the head trained for this target."
+        )
+    if head.mask_token_id >= config.vocab_size:
+        raise HeadError(
+            f"dflash_config.mask_token_id={head.mask_token_id} lies outside the target's "
+            f"vocabulary of {config.vocab_size}; use the head trained for this target."
+        )
+
+
+class SpecWorkerBase(BaseSpecWorker):
+    """The draft runner beside the target's: weights, KV pool, attention backend, graphs.
+
+    The draft's KV pool has the target's slot numbers (allocator and request table are shared),
+    so that a prefix-cache hit brings the head's KV along.
+    """
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__()
+        self.server_args = server_args
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.device = target_worker.device
+        self.on_cpu = self.device == "cpu"
+        spec = get_spec()
+        self.draft_parallel_layout = resolve_draft_parallel_layout(
+            model_draft_parallel_spec(
+                self.model_runner.spec_aux_config.draft_model_config,
+                spec_algorithm=self.model_runner.spec_algorithm,
+            ),
+            collapse_cp=True,
+        )
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            bundle = build_draft_tp_worker(
+                server_args=server_args,
+                gpu_id=gpu_id,
+                nccl_port=nccl_port,
+                target_model_config=self.model_runner.model_config,
+                algo_label="JETSPEC",
+                draft_worker_cls=JetSpecDraftWorker,
+            )
+        self._draft_worker: JetSpecDraftWorker = bundle.draft_worker
+        self.draft_runner = bundle.draft_model_runner
+        self.draft_model: JetSpecDraftModel = bundle.draft_model
+        self.head = self._draft_worker.head
+        check_target(self.model_runner, target_worker.tokenizer, self.head)
+        self.draft_model.bind_target(self.model_runner.model)
+        self.options: Options = resolve_options(
+            self.head,
+            on_cpu=self.on_cpu,
+            flags=PartialOptions(
+                num_draft_tokens=spec.speculative_num_draft_tokens,
+                width=spec.speculative_eagle_topk,
+                depth=spec.speculative_num_steps,
+            ),
+        )
+        self.speculative_num_draft_tokens = self.options.num_draft_tokens
+        self.speculative_num_steps = self.options.depth
+        logger.info("JETSPEC head %s, %s", spec.speculative_draft_model_path, self.options)
+
+    def __getattr__(self, name: str) -> Any:
+        # The scheduler uses the speculative worker as its model worker.
+        if name == "_target_worker":
+            raise AttributeError(name)
+        return getattr(self._target_worker, name)
+
+    def weight_update_runners(self) -> list[tuple[str, Any]]:
+        return [("draft", self.draft_runner)]
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        return (self.model_runner.attn_backend, self.draft_runner.attn_backend)
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        self.req_to_token_pool = req_to_token_pool
+        with draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker.alloc_memory_pool(
+                memory_pool_config=memory_pool_config,
+                req_to_token_pool=req_to_token_pool,
+                token_to_kv_pool_allocator=token_to_kv_pool_allocator,
+            )
+
+    def init_attention_backends(self) -> None:
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=False)

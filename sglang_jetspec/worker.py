@@ -1,0 +1,228 @@
+"""The JETSPEC worker: one decoding round, top to bottom.
+
+B requests, N tree nodes (root included), D depth, W width, V vocabulary, T captured layers, H
+hidden size, L a request's committed length. The root is the bonus token of the last round:
+committed, at position L, its KV not yet written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_info
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from sglang_jetspec.backends.tree_mask import flat_tree_mask
+from sglang_jetspec.lifecycle import SpecWorkerBase
+from sglang_jetspec.spec_inputs import JetSpecDraftInput, JetSpecVerifyInput
+from sglang_jetspec.trees import TREE_BUILDERS, DraftTree
+from sglang_jetspec.trees.shrink import shrink
+from sglang_jetspec.verification import (
+    Acceptance,
+    Sampling,
+    accept,
+    accept_lazily,
+    target_choices,
+)
+from sglang_jetspec.window import Commit, Window, counting
+
+Publish = Callable[[torch.Tensor], None]
+
+
+class JetSpecWorker(SpecWorkerBase):
+    """Drafts a token tree, verifies it in one target pass, commits what the target chose."""
+
+    @torch.inference_mode()
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Publish | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        """Run one scheduled batch: a prefill, an idle step, or one decoding round."""
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, on_publish)
+        if batch.forward_mode.is_idle():
+            return self._idle()
+        return self._round(batch, batch.spec_info.bonus_tokens, on_publish)
+
+    def _prefill(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
+        """The target's prefill (whole, chunked or after a prefix hit) and the head's KV for it.
+
+        The head's KV is written before returning: the prefix cache may take the slots at once.
+        """
+        result = self._target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
+        )
+        plan, result.kv_loc_plan = result.kv_loc_plan, None
+        result.new_seq_lens = batch.seq_lens
+        if on_publish is not None:
+            on_publish(batch.seq_lens)
+        features, result.logits_output.hidden_states = result.logits_output.hidden_states, None
+        lengths = zip(batch.prefix_lens, batch.extend_lens, strict=True)
+        positions = torch.cat([torch.arange(start, start + n) for start, n in lengths])
+        slots = plan.write_ids(self.draft_runner.kv_index_translator)
+        self._write_draft_context(features, positions.to(self.device), slots)
+        result.next_draft_input = JetSpecDraftInput(
+            bonus_tokens=result.next_token_ids.long(), new_seq_lens=batch.seq_lens
+        )
+        return result
+
+    def _idle(self) -> GenerationBatchResult:
+        draft_input = JetSpecDraftInput.create_idle_input(self.device)
+        return GenerationBatchResult(
+            logits_output=None,
+            next_token_ids=draft_input.bonus_tokens,
+            accept_lens=draft_input.bonus_tokens.int(),
+            next_draft_input=draft_input,
+            can_run_cuda_graph=False,
+            speculative_num_draft_tokens=self.options.num_draft_tokens,
+            new_seq_lens=draft_input.new_seq_lens,
+        )
+
+    def _round(
+        self, batch: Any, roots: torch.Tensor, on_publish: Publish | None
+    ) -> GenerationBatchResult:
+        window = Window.open(
+            self.req_to_token_pool.req_to_token,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            self.options.num_draft_tokens,
+            self.model_runner.model_config.context_len,
+        )
+        plan = self.model_runner.kv_index_translator.plan(
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            seq_lens_cpu=batch.seq_lens_cpu,
+            write_virtual=window.slots.reshape(-1),
+            read_extent=self.options.num_draft_tokens,
+        )
+        tree = self._draft(batch, roots, window)
+        target = self._verify(batch, tree, window, plan)
+        acceptance = self._accept(tree, target.logits_output.next_token_logits, batch.sampling_info)
+        new_seq_lens = batch.seq_lens + acceptance.lengths
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        self._commit(window, acceptance, target.logits_output.hidden_states)
+        target.logits_output.hidden_states = None
+        last = (acceptance.lengths - 1).unsqueeze(1)
+        return GenerationBatchResult(
+            logits_output=target.logits_output,
+            next_token_ids=acceptance.tokens.reshape(-1),
+            accept_lens=acceptance.lengths.int(),
+            next_draft_input=JetSpecDraftInput(
+                bonus_tokens=acceptance.tokens.gather(1, last).squeeze(1),
+                new_seq_lens=new_seq_lens,
+            ),
+            can_run_cuda_graph=target.can_run_cuda_graph,
+            speculative_num_draft_tokens=self.options.num_draft_tokens,
+            speculative_output_stride=acceptance.tokens.shape[1],
+            new_seq_lens=new_seq_lens,
+            routed_experts_output=target.routed_experts_output,
+            indexer_topk_output=target.indexer_topk_output,
+        )
+
+    def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> DraftTree:
+        """One pass of the head over [root, mask x D]; row i predicts position L + i."""
+        options, rows = self.options, self.options.block_size
+        block = roots.new_full((len(roots), rows), self.head.mask_token_id)
+        block[:, 0] = roots
+        forward_batch = ForwardBatch(
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            batch_size=len(roots),
+            input_ids=block.flatten(),
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            out_cache_loc=None,
+            seq_lens_sum=batch.seq_lens_sum,
+            seq_lens_cpu=batch.seq_lens_cpu,
+            positions=window.positions(counting(rows, self.device)).flatten(),
+            spec_algorithm=batch.spec_algorithm,
+            spec_info=make_draft_block_spec_info(draft_token_num=rows, device=self.device),
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            can_run_decode_cuda_graph=batch.can_run_decode_cuda_graph,
+        )
+        translator = self.draft_runner.kv_index_translator
+        translator.plan(
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            seq_lens_cpu=batch.seq_lens_cpu,
+            write_virtual=window.slots[:, :rows].reshape(-1),
+            read_extent=rows,
+        ).bind(forward_batch, translator)
+        with draft_tp_context(self.draft_parallel_layout):
+            output = self.draft_runner.forward(forward_batch).logits_output
+            hidden = output.hidden_states.view(len(roots), rows, -1)[:, 1:]
+            tokens, logprobs = self.draft_model.propose(hidden, options.width)
+        tree = TREE_BUILDERS[options.tree](roots, tokens, logprobs, options.num_draft_tokens)
+        return shrink(tree, window.usable)
+
+    def _verify(self, batch: Any, tree: DraftTree, window: Window, plan: Any) -> Any:
+        """One target pass over the trees: logits and captured features of all B * N nodes."""
+        mask = tree.ancestors
+        if not self.on_cpu:
+            mask = flat_tree_mask(mask, batch.seq_lens, int(batch.seq_lens_cpu.sum()))
+        batch.spec_info = JetSpecVerifyInput.from_trees(
+            tree.tokens,
+            window.positions(tree.depths),
+            mask,
+            depth=self.options.depth,
+            seq_lens_cpu=batch.seq_lens_cpu,
+            plan=plan,
+        )
+        batch.input_ids = batch.spec_info.draft_token
+        batch.out_cache_loc = window.slots.reshape(-1)
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        forward_batch = ForwardBatch.init_new(
+            batch,
+            self.model_runner,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            return_hidden_states_before_norm=False,
+            kv_loc_plan=plan,
+        )
+        graphs = self.model_runner.decode_cuda_graph_runner
+        if graphs and graphs.can_run_graph(forward_batch):
+            graphs.load_batch(forward_batch)
+            forward_batch.mark_forward_metadata_ready()
+        return self._target_worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True
+        )
+
+    def _accept(self, tree: DraftTree, logits: torch.Tensor, sampling_info: Any) -> Acceptance:
+        sampling = Sampling(
+            temperatures=sampling_info.temperatures.view(-1),
+            top_ks=sampling_info.top_ks,
+            top_ps=sampling_info.top_ps,
+            min_ps=sampling_info.min_ps if sampling_info.need_min_p_sampling else None,
+            # SGLang stores temperature 0 as top_k 1.
+            greedy=sampling_info.top_ks == 1,
+            all_greedy=sampling_info.is_all_greedy,
+        )
+        logits = logits.view(*tree.tokens.shape, -1)
+        if self.on_cpu:
+            return accept_lazily(tree, logits, sampling, max_depth=self.options.depth)
+        return accept(tree, target_choices(logits, sampling), self.options.depth)
+
+    def _commit(self, window: Window, acceptance: Acceptance, features: torch.Tensor) -> None:
+        """Move accepted KV to the front of the window and give the head the new features."""
+        commit = Commit.of(window, acceptance, compact=self.on_cpu)
+        moves = commit.moved() if self.on_cpu else commit
+        if not self.on_cpu or len(moves.slots):
+            self.model_runner.token_to_kv_pool.move_kv_cache(moves.slots, moves.source)
+        self._write_draft_context(features[commit.rows], commit.positions, commit.slots)
+
+    def _write_draft_context(
+        self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        with draft_tp_context(self.draft_parallel_layout):
+            pool = self.draft_runner.token_to_kv_pool
+            self.draft_model.write_context(features, positions, slots, pool)
