@@ -79,7 +79,7 @@ class JetSpecAlgorithm(CustomSpecAlgo):
         return int(get_spec().speculative_num_steps) + 1
 
     def handle_server_args(self, server_args: Any) -> None:
-        """Resolve the options and write them to SGLang's fields (``server_args`` records writes)."""
+        """Resolve the options and write them to SGLang's fields."""
         _, _, options = resolve_head_options(server_args)
         server_args.speculative_num_draft_tokens = options.num_draft_tokens
         server_args.speculative_eagle_topk = options.width

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.draft_parallel import (
@@ -69,6 +70,8 @@ class SpecWorkerBase(BaseSpecWorker):
         self.device = target_worker.device
         self.on_cpu = self.device == "cpu"
         spec = get_spec()
+        if not ModelRegistry.is_arch_supported(JetSpecDraftModel.__name__):
+            ModelRegistry.register("sglang_jetspec.heads")
         self.draft_parallel_layout = resolve_draft_parallel_layout(
             model_draft_parallel_spec(
                 self.model_runner.spec_aux_config.draft_model_config,

@@ -1,0 +1,102 @@
+"""Option sources, their order, defaults and refusals."""
+
+import pytest
+
+from sglang_jetspec.config import (
+    OptionError,
+    Options,
+    PartialOptions,
+    causality_override,
+    read_environment,
+    resolve_options,
+)
+from sglang_jetspec.heads.format import parse_head_config
+
+RAW = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+    "vocab_size": 512,
+    "num_target_layers": 8,
+    "block_size": 8,
+    "dflash_config": {"causal_head": True, "mask_token_id": 5, "target_layer_ids": [1, 5]},
+}
+
+
+def head(jetspec=None, **changes):
+    raw = {**RAW, **changes}
+    if jetspec is not None:
+        raw["jetspec"] = jetspec
+    return parse_head_config(raw)
+
+
+def resolve(config=None, on_cpu=True, environ=None, **flags):
+    return resolve_options(
+        config or head(), on_cpu=on_cpu, flags=PartialOptions(**flags), environ=environ or {}
+    )
+
+
+def test_defaults_follow_device_and_block():
+    assert resolve() == Options(num_draft_tokens=8, width=4, depth=7, tree="best_first")
+    assert resolve(on_cpu=False) == Options(64, 7, 7, "best_first")
+    assert resolve(head(block_size=16), on_cpu=False).depth == 15
+    assert resolve().block_size == 8
+
+
+def test_first_source_wins():
+    block = {"num_draft_tokens": 16, "width": 3, "tree": "algorithm1"}
+    environ = {"SGLANG_JETSPEC_NUM_DRAFT_TOKENS": "32", "SGLANG_JETSPEC_DEPTH": "5"}
+    options = resolve(head(block), environ=environ, num_draft_tokens=12)
+    assert options == Options(num_draft_tokens=12, width=3, depth=5, tree="algorithm1")
+    assert resolve(head(block), environ=environ).num_draft_tokens == 16
+    assert resolve(environ=environ).num_draft_tokens == 32
+
+
+def test_tree_never_asks_for_more_nodes_than_its_shape_has():
+    assert resolve(num_draft_tokens=64, width=1, depth=7).num_draft_tokens == 8
+    assert resolve(num_draft_tokens=64, width=2, depth=2).num_draft_tokens == 7
+    assert resolve(num_draft_tokens=4, depth=7) == Options(4, 4, 3, "best_first")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_draft_tokens": 1}, "--speculative-num-draft-tokens=1"),
+        ({"num_draft_tokens": 257}, "use 2 to 256"),
+        ({"depth": 8}, "--speculative-num-steps=8.*use a depth of 1 to 7"),
+        ({"depth": 0}, "--speculative-num-steps=0"),
+        ({"width": 0}, "--speculative-eagle-topk=0"),
+        ({"width": 513}, "--speculative-eagle-topk=513"),
+        ({"tree": "beam"}, "tree='beam'.*algorithm1, best_first"),
+    ],
+)
+def test_refusals_name_the_flag_value_and_fix(flags, message):
+    with pytest.raises(OptionError, match=message):
+        resolve(**flags)
+
+
+def test_bidirectional_head_drafts_chains_only():
+    dflash = head(dflash_config={**RAW["dflash_config"], "causal_head": False})
+    assert resolve(dflash) == Options(8, 1, 7, "best_first")
+    with pytest.raises(OptionError, match=r"bidirectionally.*--speculative-eagle-topk 1"):
+        resolve(dflash, width=2)
+
+
+def test_unknown_keys_and_values_are_refused():
+    with pytest.raises(OptionError, match="config.json.*budget"):
+        resolve(head({"budget": 16}))
+    with pytest.raises(OptionError, match="SGLANG_JETSPEC_.*budget"):
+        read_environment({"SGLANG_JETSPEC_BUDGET": "16"})
+    with pytest.raises(OptionError, match="num_draft_tokens"):
+        read_environment({"SGLANG_JETSPEC_NUM_DRAFT_TOKENS": "many"})
+    assert read_environment({"SGLANG_JETSPEC_CACHE": "x", "PATH": "y"}) == PartialOptions()
+
+
+def test_causality_override():
+    assert causality_override({}) is None
+    assert causality_override({"SGLANG_JETSPEC_CAUSAL": "1"}) is True
+    assert causality_override({"SGLANG_JETSPEC_CAUSAL": "0"}) is False
+    with pytest.raises(OptionError, match="use 0 or 1"):
+        causality_override({"SGLANG_JETSPEC_CAUSAL": "yes"})
