@@ -44,6 +44,15 @@ def _temporary_log() -> Path:
         return Path(file.name)
 
 
+def _signal_group(group: int, number: int) -> bool:
+    """Signals every member (0 only looks); whether there was one."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class Server:
     """`python -m sglang.launch_server ARGS` and a client for it.
 
@@ -138,16 +147,16 @@ class Server:
         self.client.close()
         if self.process is None:
             return
-        self._signal_group(signal.SIGTERM)
+        group = self.process.pid  # the leader's pid is the group's id
+        _signal_group(group, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(GRACE_S)
-        self._signal_group(signal.SIGKILL)  # also what outlived its leader
+        gone = not _signal_group(group, signal.SIGKILL)  # also what outlived its leader
         self.process.wait()
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        with suppress(ProcessLookupError):  # every member has ended
-            os.killpg(self.process.pid, number)  # the leader's pid is the group's id
+        deadline = time.monotonic() + GRACE_S
+        while not gone and time.monotonic() < deadline:  # memory and ports are free on return
+            time.sleep(0.02)
+            gone = not _signal_group(group, 0)
 
     def post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         """POSTs JSON; returns the answer whatever its status. Raises ServerError on no answer."""

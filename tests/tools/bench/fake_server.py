@@ -24,6 +24,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.startswith("/flush_cache"):
+            self.answer(200, {})
+            return
         ids = body.get("input_ids")
         if not ids or "sampling_params" not in body:
             self.answer(400, {"error": {"message": "input_ids is missing"}})

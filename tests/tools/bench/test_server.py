@@ -48,7 +48,8 @@ def test_the_whole_group_ends_when_the_body_raises(tmp_path: Path) -> None:
             assert alive(int(wait_for(pid_file)))
             raise KeyError("body")
 
-    pytest.raises(KeyError, body)
+    with pytest.raises(KeyError):
+        body()
     assert not alive(int(pid_file.read_text()))
 
 
