@@ -112,6 +112,17 @@ def _refuse(condition: bool, flag: str, value: Any, fix: str) -> None:
         raise OptionError(f"JETSPEC does not serve {flag} {value}: {fix}")
 
 
+def _choose_tree_backend(args: Any) -> None:
+    """Where the user named no attention backend, replace a default that ignores tree masks."""
+    raw = getattr(args, "_raw_input", None) or {}
+    unnamed = all(
+        raw.get(f"{kind}attention_backend") is None for kind in ("", "prefill_", "decode_")
+    )
+    if raw and unnamed and args.attention_backend not in TREE_BACKENDS:
+        args.attention_backend = "jetspec_cpu" if args.device == "cpu" else "flashinfer"
+        args.prefill_attention_backend = args.decode_attention_backend = None
+
+
 def validate_server_args(args: Any) -> None:
     """Refuse at start-up, by flag, every combination JETSPEC does not serve exactly."""
     if not args.speculative_draft_model_path:
@@ -125,6 +136,14 @@ def validate_server_args(args: Any) -> None:
     _refuse(mode not in (None, "null"), "--disaggregation-mode", mode, "serve without it.")
     count = args.tokenizer_worker_num
     _refuse(count != 1, "--tokenizer-worker-num", count, "SGLang loads no plug-in in them; use 1.")
+    on_cpu = args.device == "cpu"
+    _refuse(
+        on_cpu and args.page_size not in (None, 1),
+        "--page-size",
+        args.page_size,
+        "the CPU platform allocates slot by slot; use 1.",
+    )
+    _choose_tree_backend(args)
     for kind in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
         backend = getattr(args, kind)
         _refuse(

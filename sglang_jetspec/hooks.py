@@ -35,8 +35,8 @@ LOAD_HOOKS = (
     Hook(_SPEC + "spec_registry:CustomSpecAlgo.handle_server_args", ("server_args",)),
     Hook("sglang.srt.plugins.hook_registry:HookRegistry.register", ("target", "hook")),
     Hook("sglang.srt.layers.attention.attention_registry:register_attention_backend", ("name",)),
-    Hook("sglang.srt.arg_groups.choices:add_attention_backend_choices", ("choices",)),
-    Hook("sglang.srt.arg_groups.choices:add_draft_attention_backend_choices", ("choices",)),
+    Hook("sglang.srt.arg_groups.choices:add_attention_backend_choices"),
+    Hook("sglang.srt.arg_groups.choices:add_draft_attention_backend_choices"),
     Hook("sglang.srt.runtime_context:get_spec"),
 )
 SERVE_HOOKS = (

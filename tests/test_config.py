@@ -85,9 +85,9 @@ def test_bidirectional_head_drafts_chains_only():
 
 
 def test_unknown_keys_and_values_are_refused():
-    with pytest.raises(OptionError, match="config.json.*budget"):
+    with pytest.raises(OptionError, match=r"config\.json.*budget"):
         resolve(head({"budget": 16}))
-    with pytest.raises(OptionError, match="SGLANG_JETSPEC_.*budget"):
+    with pytest.raises(OptionError, match=r"SGLANG_JETSPEC_.*budget"):
         read_environment({"SGLANG_JETSPEC_BUDGET": "16"})
     with pytest.raises(OptionError, match="num_draft_tokens"):
         read_environment({"SGLANG_JETSPEC_NUM_DRAFT_TOKENS": "many"})
