@@ -35,7 +35,9 @@ def start_server(args: list[str], env: dict[str, str], log: Path | None) -> Serv
 
 def server_args(config: BenchConfig, arm: Arm, target: str, head: str) -> list[str]:
     """One arm's whole command line, but for the port."""
-    shared = ["--model-path", target, "--dtype", config.dtype, "--log-level", "warning"]
+    # Metrics: without them no answer says when its first token was there.
+    shared = ["--model-path", target, "--dtype", config.dtype]
+    shared += ["--log-level", "warning", "--enable-metrics"]
     return [*shared, *shlex.split(config.server_args), *arm.server_args(head)]
 
 

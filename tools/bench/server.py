@@ -9,6 +9,7 @@ Used by the benchmark and by the end-to-end tests, so it neither prints nor depe
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,7 @@ import httpx
 
 HOST = "127.0.0.1"
 TAIL_LINES = 40
-GRACE_S = 5.0  # between asking a server to end and killing it
+REAP_S = 5.0  # longest wait for killed processes to leave the process table
 
 
 class ServerError(RuntimeError):
@@ -37,11 +37,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _temporary_log() -> Path:
-    with tempfile.NamedTemporaryFile(prefix="sglang-", suffix=".log", delete=False) as file:
-        return Path(file.name)
 
 
 def _signal_group(group: int, number: int) -> bool:
@@ -59,7 +54,7 @@ class Server:
     Args:
         args: the server's arguments; a free port is added where they hold no `--port`.
         env: variables added to this process's environment; None as a value removes one.
-        log: file that takes its output, overwritten; None: a temporary one, gone on a clean end.
+        log: file that takes its output, overwritten; None: a temporary one, kept after an error.
         start_timeout_s: longest wait for the first healthy answer.
         request_timeout_s: longest wait for one answer.
         command: what to run in place of SGLang's launcher (tests pass a fake).
@@ -85,10 +80,12 @@ class Server:
             self.port = free_port()
             self.args += ["--port", str(self.port)]
         self.command = [*command, *self.args]
-        self.env = {k: v for k, v in {**os.environ, **(env or {})}.items() if v is not None}
+        # SGLang leaves sockets in its temporary folder, so it gets one of its own.
+        self._scratch = Path(tempfile.mkdtemp(prefix="sglang-"))
+        wanted = {**os.environ, "TMPDIR": str(self._scratch), **(env or {})}
+        self.env = {name: value for name, value in wanted.items() if value is not None}
         self.start_timeout_s = start_timeout_s
-        self._keep_log = log is not None
-        self.log = log or _temporary_log()
+        self.log = log or self._scratch / "server.log"
         self.client = httpx.Client(
             base_url=f"http://{HOST}:{self.port}", timeout=request_timeout_s, trust_env=False
         )
@@ -97,8 +94,8 @@ class Server:
     def __enter__(self) -> Server:
         try:
             self.start()
-        except BaseException:
-            self.stop()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -109,8 +106,8 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-        if kind is None and not self._keep_log:
-            self.log.unlink(missing_ok=True)
+        if kind is None or self.log.parent != self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def start(self) -> None:
         """Starts the process and returns once it answers health checks."""
@@ -143,20 +140,20 @@ class Server:
             return False
 
     def stop(self) -> None:
-        """Ends the whole process group: SIGTERM, then SIGKILL. Safe to call twice."""
+        """Kills the whole process group and returns once it is gone. Safe to call twice.
+
+        A polite end takes SGLang over 5 s, and a server under test has nothing to save.
+        """
         self.client.close()
         if self.process is None:
             return
         group = self.process.pid  # the leader's pid is the group's id
-        _signal_group(group, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(GRACE_S)
-        gone = not _signal_group(group, signal.SIGKILL)  # also what outlived its leader
+        some_left = _signal_group(group, signal.SIGKILL)
         self.process.wait()
-        deadline = time.monotonic() + GRACE_S
-        while not gone and time.monotonic() < deadline:  # memory and ports are free on return
+        deadline = time.monotonic() + REAP_S
+        while some_left and time.monotonic() < deadline:
             time.sleep(0.02)
-            gone = not _signal_group(group, 0)
+            some_left = _signal_group(group, 0)
 
     def post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         """POSTs JSON; returns the answer whatever its status. Raises ServerError on no answer."""

@@ -34,11 +34,11 @@ def test_generates_and_ends() -> None:
         pid = server.process.pid
         assert alive(pid)
     assert not alive(pid)
-    assert not server.log.exists()
+    assert not server.log.parent.exists()
 
 
 def test_the_whole_group_ends_when_the_body_raises(tmp_path: Path) -> None:
-    """Also a child that ignores SIGTERM."""
+    """Also a child that ignores SIGTERM; the log stays where it was asked for."""
     pid_file = tmp_path / "pid"
     args = ["--child", str(pid_file)]
     server = Server(args, command=FAKE, log=tmp_path / "log")
@@ -51,6 +51,8 @@ def test_the_whole_group_ends_when_the_body_raises(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         body()
     assert not alive(int(pid_file.read_text()))
+    assert "fake server starting" in (tmp_path / "log").read_text()
+    assert not Path(server.env["TMPDIR"]).exists()
 
 
 def test_an_early_end_is_noticed_and_shows_the_log() -> None:
@@ -93,4 +95,4 @@ def test_port_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert server.command.count("--port") == 1
     assert server.env["JETSPEC_TEST"] == "2"
     assert "JETSPEC_TEST_GONE" not in server.env
-    server.log.unlink()
+    server.log.parent.rmdir()
