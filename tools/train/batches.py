@@ -1,0 +1,96 @@
+"""Training batches: many blocks a sequence behind one shared context.
+
+`sample_batch` is a pure function of (seed, step), so a resumed run sees the batches that an
+uninterrupted one would.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sglang_jetspec.tools.train.data import Example
+from sglang_jetspec.tools.train.features import FeatureStore
+
+POOL_STEPS = 16  # steps whose sequences are sorted by length together, so that padding stays small
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences with A blocks each; letters as in `sglang_jetspec.heads.reference`."""
+
+    taps: Tensor  # [B,C,T*H] bf16, scaled and zero-padded
+    anchors: Tensor  # [B,A] int64 positions
+    anchor_tokens: Tensor  # [B,A] int64
+    finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each row's token
+    supervised: Tensor  # [B,A,block_size] bool: mask rows with a known target distribution
+
+
+def pick_examples(
+    indices: Sequence[int], lengths: Sequence[int], size: int, seed: int, step: int
+) -> list[int]:
+    """`size` of `indices` for `step`: shuffled epochs, similar lengths together."""
+    steps_per_epoch = max(len(indices) // size, 1)
+    epoch, position = divmod(step, steps_per_epoch)
+    order = torch.randperm(len(indices), generator=_generator(seed, 2 * epoch)).tolist()
+    pools = range(0, steps_per_epoch * size, POOL_STEPS * size)
+    groups = []
+    for start in pools:
+        pool = order[start : min(start + POOL_STEPS * size, steps_per_epoch * size)]
+        pool.sort(key=lambda i: lengths[indices[i]])
+        groups += [pool[i : i + size] for i in range(0, len(pool), size)]
+    shuffled = torch.randperm(len(groups), generator=_generator(seed, 2 * epoch + 1)).tolist()
+    return [indices[i] for i in groups[shuffled[position]]]
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """Draws blocks from captured features; `scales` [T*H] divide the tapped states."""
+
+    store: FeatureStore
+    scales: Tensor
+    block_size: int
+
+    def sample(self, picked: Sequence[int], anchors: int, seed: int, step: int) -> Batch:
+        """Blocks at `anchors` uniformly drawn answer positions of every picked example."""
+        generator = _generator(seed + 1, step)
+        examples = [self.store.examples[i] for i in picked]
+        positions = [draw_anchors(example, anchors, generator) for example in examples]
+        return self.assemble(picked, torch.stack(positions))
+
+    def assemble(self, picked: Sequence[int], anchors: Tensor) -> Batch:
+        """Features and targets of blocks at `anchors` [B,A] of the picked examples."""
+        store = self.store
+        taps = torch.zeros(len(picked), int(anchors.max()), store.tap_width)
+        finals, supervised, tokens = [], [], []
+        for row, i in enumerate(picked):
+            example, start = store.examples[i], store.offsets[i]
+            length, visible = len(example.token_ids), int(anchors[row].max())
+            taps[row, :visible] = store.taps[start : start + visible] / self.scales
+            predicted = anchors[row][:, None] + torch.arange(self.block_size)
+            # The state at the last token predicts one more token unless the answer ended there.
+            known = predicted < length + (not example.finished)
+            known[:, 0] = False  # the anchor row predicts nothing
+            supervised.append(known)
+            finals.append(store.finals[start + (predicted - 1).clamp(max=length - 1)])
+            tokens.append(torch.tensor(example.token_ids)[anchors[row]])
+        return Batch(
+            taps.to(torch.bfloat16),
+            anchors,
+            torch.stack(tokens),
+            torch.stack(finals),
+            torch.stack(supervised),
+        )
+
+
+def draw_anchors(example: Example, count: int, generator: torch.Generator) -> Tensor:
+    """[count] ascending answer positions that have a successor, distinct when there are enough."""
+    first, last = example.prompt_length, len(example.token_ids) - 1
+    choices = max(last - first, 1)
+    rounds = [torch.randperm(choices, generator=generator) for _ in range(-(-count // choices))]
+    return first + torch.cat(rounds)[:count].sort().values
+
+
+def _generator(seed: int, stream: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 1_000_003 + stream)

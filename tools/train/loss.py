@@ -1,0 +1,48 @@
+"""Forward KL of the head's rows against the target's next-token distributions."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sglang_jetspec.heads.reference import JetSpecHead, block_ids
+from sglang_jetspec.tools.train.batches import Batch
+from sglang_jetspec.tools.train.target import FrozenTarget
+
+
+@dataclass(frozen=True)
+class BlockLoss:
+    """`kl` is the differentiable mean over supervised rows; `matches` [B,A,block_size] marks rows
+    whose most likely draft token is the target's (within the draft vocabulary)."""
+
+    kl: Tensor
+    matches: Tensor
+
+
+def block_hidden(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> Tensor:
+    """Hidden states [B,A,block_size,H] of every block row."""
+    config = head.config
+    ids = block_ids(batch.anchor_tokens, config.block_size, config.mask_token_id)
+    embedded = F.embedding(ids, target.embedding)
+    hidden = head(embedded, batch.anchors, head.fuse(batch.taps))
+    return hidden.unflatten(1, (-1, config.block_size))
+
+
+def block_loss(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> BlockLoss:
+    """KL(target || head) at temperature 1 over the draft vocabulary (JetSpec paper, training)."""
+    hidden = block_hidden(head, target, batch)[batch.supervised]  # [M,H]
+    draft_logits = F.linear(hidden, target.draft_lm_head).float()
+    with torch.no_grad():
+        teacher = F.linear(batch.finals[batch.supervised], target.draft_lm_head).float()
+        matches = torch.zeros_like(batch.supervised)
+        matches[batch.supervised] = draft_logits.argmax(-1) == teacher.argmax(-1)
+        log_p = teacher.log_softmax(-1)
+        p = log_p.exp()
+        entropy = -(p * log_p).sum(-1).mean()
+    return BlockLoss(F.cross_entropy(draft_logits, p) - entropy, matches)
+
+
+def chain_acceptance(matches: Tensor) -> Tensor:
+    """[..., block_size] row matches -> committed tokens a round of a greedy chain, with bonus."""
+    return 1 + matches[..., 1:].long().cumprod(-1).sum(-1)

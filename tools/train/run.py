@@ -1,0 +1,118 @@
+"""`jetspec train`: from answers to an exported head.
+
+    python -m sglang_jetspec.tools.train.run --target DIR --prompts FILE --answers FILE --out DIR
+
+Running it again with the same --out resumes. The head is exported to `OUT/head`; the last line of
+stdout is one JSON object.
+"""
+
+import json
+from collections.abc import Sequence
+
+import torch
+import tyro
+from transformers import AutoTokenizer
+
+from sglang_jetspec.heads.reference import JetSpecHead
+from sglang_jetspec.tools.train.batches import Batch, BatchSource, pick_examples
+from sglang_jetspec.tools.train.checkpoint import list_checkpoints
+from sglang_jetspec.tools.train.config import TrainConfig
+from sglang_jetspec.tools.train.data import Example, draft_vocabulary, is_held_out, load_examples
+from sglang_jetspec.tools.train.export import export_head
+from sglang_jetspec.tools.train.features import FeatureStore, capture_features
+from sglang_jetspec.tools.train.loop import train
+from sglang_jetspec.tools.train.target import (
+    FrozenTarget,
+    freeze,
+    head_config,
+    initial_head,
+    load_target,
+    published_weights,
+    tap_scales,
+)
+
+TAP_SAMPLE = 2048
+HELD_OUT_BATCHES = 8
+
+
+class TrainingRun:
+    """Everything a run derives from its configuration, before the first step."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        tokenizer = AutoTokenizer.from_pretrained(config.target)
+        examples = load_examples(config.prompts, config.answers, tokenizer, config.licenses)
+        self.store: FeatureStore = capture_features(
+            config.target, config.target_layer_ids, examples, config.out / "features"
+        )
+        held_out = [is_held_out(example.id, config.held_out_share) for example in examples]
+        self.train_rows = [i for i, held in enumerate(held_out) if not held]
+        self.held_out_rows = [i for i, held in enumerate(held_out) if held]
+        self.draft_token_ids = _draft_token_ids(
+            config, [examples[i] for i in self.train_rows], tokenizer.eos_token_id
+        )
+        torch.manual_seed(config.seed)
+        sample = self.store.taps[torch.randint(self.store.offsets[-1], (TAP_SAMPLE,))]
+        self.scales = tap_scales(sample)
+        self.source = BatchSource(self.store, self.scales, config.block_size)
+        self.target, self.head = self._models(sample)
+
+    def batch_at(self, step: int) -> Batch:
+        """The training batch of `step`."""
+        return self._batch(self.train_rows, self.config.seed, step)
+
+    def held_out_batches(self) -> list[Batch]:
+        """A fixed sample of held-out blocks."""
+        steps = min(HELD_OUT_BATCHES, len(self.held_out_rows) // self.config.sequences_per_step)
+        return [self._batch(self.held_out_rows, 0, step) for step in range(steps)]
+
+    def export(self) -> None:
+        """Write the head as it is to `out/head`."""
+        weights = published_weights(self.head, self.scales)
+        export_head(weights, self.head.config, self.draft_token_ids, self.config.out / "head")
+
+    def _batch(self, rows: list[int], seed: int, step: int) -> Batch:
+        lengths = [len(example.token_ids) for example in self.store.examples]
+        picked = pick_examples(rows, lengths, self.config.sequences_per_step, seed, step)
+        return self.source.sample(picked, self.config.anchors_per_sequence, seed, step)
+
+    def _models(self, tap_sample: torch.Tensor) -> tuple[FrozenTarget, JetSpecHead]:
+        model = load_target(self.config.target)
+        ids = self.draft_token_ids
+        shape = head_config(self.config, model.config, None if ids is None else len(ids))
+        return freeze(model, ids), initial_head(shape, model, tap_sample)
+
+
+def run(config: TrainConfig) -> dict[str, object]:
+    """Train (or resume), export, and return a summary."""
+    config.out.mkdir(parents=True, exist_ok=True)
+    state = TrainingRun(config)
+    progress = train(state.head, state.target, config, state.batch_at, state.held_out_batches())
+    state.export()
+    return {
+        "head": str(config.out / "head"),
+        "checkpoint": str(list_checkpoints(config.out)[-1]),
+        "steps": progress.step,
+        "minutes": round(progress.seconds / 60, 2),
+        "blocks": progress.step * config.sequences_per_step * config.anchors_per_sequence,
+        "train_examples": len(state.train_rows),
+        "held_out_examples": len(state.held_out_rows),
+    }
+
+
+def _draft_token_ids(
+    config: TrainConfig, examples: list[Example], eos_token_id: int
+) -> torch.Tensor | None:
+    if config.draft_vocab_size is None:
+        return None
+    ids = draft_vocabulary(examples, config.draft_vocab_size, always=[eos_token_id])
+    return torch.tensor(ids, dtype=torch.int32)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse flags, train, and print the summary as one JSON line."""
+    print(json.dumps(run(tyro.cli(TrainConfig, args=argv, prog="jetspec train"))))
+
+
+if __name__ == "__main__":
+    main()
