@@ -25,6 +25,7 @@ from sglang_jetspec.tools.bench.measure import Pass, run_pass, warm_up
 from sglang_jetspec.tools.bench.prompts import Prompt, data_files, encode, load_rows
 from sglang_jetspec.tools.bench.server import Server
 from sglang_jetspec.tools.bench.summary import summarize
+from sglang_jetspec.tools.model_pair import resolve_pair
 
 ServerFactory = Callable[[list[str], dict[str, str], Path | None], Server]
 
@@ -77,7 +78,8 @@ def run(config: BenchConfig, factory: ServerFactory = start_server) -> dict[str,
     """Measures and returns the summary; raises ValueError, DataError or ServerError."""
     arms = parse_arms(config.arms)
     rows = [load_rows(path, config.limit) for path in data_files(config.data)]
-    models = resolve_models(config)
+    needs_head = not all(arm.is_baseline for arm in arms)
+    models = resolve_pair(config.target, config.head, needs_head)
     from transformers import AutoTokenizer  # seconds, so only once the options are known to be good
 
     tokenizer = AutoTokenizer.from_pretrained(models[0])
@@ -95,14 +97,6 @@ def run(config: BenchConfig, factory: ServerFactory = start_server) -> dict[str,
         lines = [msgspec.json.encode(p) + b"\n" for p in passes]
         (config.out / "passes.jsonl").write_bytes(b"".join(lines))
     return result
-
-
-def resolve_models(config: BenchConfig) -> tuple[str, str]:
-    """Target and head of the run, the demo pair where not given."""
-    from sglang_jetspec.tools.demo_target import demo_head_path, prepare_demo_target
-
-    target = config.target or str(prepare_demo_target())
-    return target, config.head or str(demo_head_path())
 
 
 def setting(config: BenchConfig, models: tuple[str, str]) -> dict[str, Any]:

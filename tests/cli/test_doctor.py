@@ -1,0 +1,108 @@
+"""What doctor looks at and how it reports."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_jetspec.cli import doctor as module
+from sglang_jetspec.cli.doctor import Check, doctor, model_checks, target_problems
+from sglang_jetspec.heads.format import HeadConfig, parse_head_config
+from sglang_jetspec.hooks import HookStatus
+
+HEAD = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "vocab_size": 1000,
+    "num_target_layers": 8,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": 999, "target_layer_ids": [1, 6], "causal_head": True},
+}
+
+
+def head(**changes: object) -> HeadConfig:
+    return parse_head_config({**HEAD, **changes})
+
+
+def target(**changes: object) -> SimpleNamespace:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 8, "vocab_size": 1000}
+    return SimpleNamespace(**{**sizes, **changes})
+
+
+def test_a_fitting_target_has_no_problems() -> None:
+    assert target_problems(head(), target()) == []
+    assert target_problems(head(vocab_size=None, num_target_layers=None), target()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 128}, "hidden_size is 64, the target's is 128"),
+        ({"vocab_size": 1200}, "vocab_size is 1000, the target's is 1200"),
+        ({"vocab_size": 900}, "mask_token_id 999 is outside"),
+        ({"num_hidden_layers": 7}, "target_layer_ids is [1, 6], the last is 5"),
+        ({"num_hidden_layers": 9}, "num_target_layers is 8, the target's is 9"),
+    ],
+)
+def test_misfits_are_named(changes: dict[str, int], message: str) -> None:
+    assert any(message in problem for problem in target_problems(head(), target(**changes)))
+
+
+def test_a_missing_head_fails(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HEAD))
+    (check,) = model_checks(None, str(tmp_path))
+    assert check.ok is False
+    assert "safetensors" in check.detail
+    (check,) = model_checks(None, str(tmp_path / "gone"))
+    assert check.ok is False
+    assert "gone" in check.detail
+
+
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (None, 0), (False, 1)])
+def test_code_and_json(
+    ok: bool | None,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checks = [Check("versions", "sglang", True, "0"), Check("models", "target", ok, "why")]
+    monkeypatch.setattr(module, "all_checks", lambda target, head: checks)
+    assert doctor(None, None, as_json=True) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is (code == 0)
+    assert report["checks"][1] == {"group": "models", "name": "target", "ok": ok, "detail": "why"}
+    assert doctor(None, None, as_json=False) == code
+    assert "why" in capsys.readouterr().out
+
+
+def test_a_missing_hook_is_shown_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "check_hooks", lambda: [HookStatus("a:b", False, "no parameter x")])
+    (check,) = module.hook_checks()
+    assert (check.name, check.ok, check.detail) == ("a:b", False, "no parameter x")
+
+
+def test_a_foreign_sglang_version_fails_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "version", lambda package: "0.6.0")
+    (check,) = (check for check in module.version_checks() if check.name == "sglang")
+    assert check.ok is False
+    assert check.detail == "0.6.0; pip install sglang==0.5.23"
+
+
+def test_this_installation_is_sound() -> None:
+    """The real plug-in, platform, hooks and versions."""
+    checks = [
+        *module.version_checks(),
+        *module.hook_checks(),
+        *module.plugin_checks(),
+        *module.platform_checks(),
+    ]
+    assert [check for check in checks if check.ok is False] == []
+    assert {check.group for check in checks} == {"versions", "SGLang hooks", "plug-in", "platform"}
