@@ -7,6 +7,7 @@ checkpoints); `dflash_config.causal_head` alone tells them apart.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ def _target_layer_ids(
         ids = default_target_layer_ids(layers, target_layers)
     bound = "" if target_layers is None else f" below {target_layers - 1}, the last target layer"
     fits = bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids)
-    fits = fits and all(a < b for a, b in zip(ids, ids[1:], strict=False))
+    fits = fits and all(a < b for a, b in pairwise(ids))
     # The runtime captures the state on entry to layer l + 1, so l cannot be the last layer.
     if not fits or (target_layers is not None and ids[-1] >= target_layers - 1):
         raise HeadError(
@@ -259,7 +260,7 @@ def _target_layer_ids(
 
 
 def default_target_layer_ids(layers: int, target_layers: int) -> tuple[int, ...]:
-    """Taps of a head whose config lists none: one a draft layer, evenly from 1 to the third last."""
+    """Taps of a head whose config lists none: one a draft layer, from 1 to the third last."""
     if layers == 1:
         return (target_layers // 2,)
     span = target_layers - 4

@@ -8,11 +8,20 @@ at positions < n through every layer's K/V projections, and their own block. Row
 token at position n + i ("in place" alignment; JetSpec paper, section on the causal draft head).
 """
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sglang_jetspec.heads.format import HeadConfig
+from sglang_jetspec.heads.format import (
+    DRAFT_TOKEN_IDS,
+    WEIGHTS_PATTERN,
+    HeadConfig,
+    check_tensors,
+    load_head_config,
+)
 
 
 class RMSNorm(nn.Module):
@@ -130,6 +139,24 @@ class JetSpecHead(nn.Module):
         for layer in self.layers:
             embedded = layer(embedded, context, rotary, mask)
         return self.norm(embedded)
+
+
+def load_reference_head(
+    folder: Path, causal: bool | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[JetSpecHead, Tensor | None]:
+    """The head in `folder` and its `draft_token_ids` [Vd] int32, None for the whole vocabulary.
+
+    Raises HeadError when config and tensors do not fit each other.
+    """
+    config = load_head_config(folder, causal)
+    check_tensors(folder, config)
+    weights: dict[str, Tensor] = {}
+    for path in sorted(Path(folder).glob(WEIGHTS_PATTERN)):
+        weights |= load_file(path)
+    draft_token_ids = weights.pop(DRAFT_TOKEN_IDS, None)
+    head = JetSpecHead(config)
+    head.load_state_dict(weights)
+    return head.to(dtype).eval(), draft_token_ids
 
 
 def block_ids(anchor_tokens: Tensor, block_size: int, mask_token_id: int) -> Tensor:

@@ -20,21 +20,30 @@ class BlockLoss:
     matches: Tensor
 
 
+def compute_dtype(head: JetSpecHead) -> torch.dtype:
+    """Autocast's type inside autocast, else the type of the head's weights."""
+    device = head.fc.weight.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return head.fc.weight.dtype
+
+
 def block_hidden(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> Tensor:
     """Hidden states [B,A,block_size,H] of every block row."""
-    config = head.config
+    config, dtype = head.config, compute_dtype(head)
     ids = block_ids(batch.anchor_tokens, config.block_size, config.mask_token_id)
-    embedded = F.embedding(ids, target.embedding)
-    hidden = head(embedded, batch.anchors, head.fuse(batch.taps))
+    embedded = F.embedding(ids, target.embedding).to(dtype)
+    hidden = head(embedded, batch.anchors, head.fuse(batch.taps.to(dtype)))
     return hidden.unflatten(1, (-1, config.block_size))
 
 
 def block_loss(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> BlockLoss:
     """KL(target || head) at temperature 1 over the draft vocabulary (JetSpec paper, training)."""
     hidden = block_hidden(head, target, batch)[batch.supervised]  # [M,H]
-    draft_logits = F.linear(hidden, target.draft_lm_head).float()
+    lm_head = target.draft_lm_head.to(hidden.dtype)
+    draft_logits = F.linear(hidden, lm_head).float()
     with torch.no_grad():
-        teacher = F.linear(batch.finals[batch.supervised], target.draft_lm_head).float()
+        teacher = F.linear(batch.finals[batch.supervised].to(hidden.dtype), lm_head).float()
         matches = torch.zeros_like(batch.supervised)
         matches[batch.supervised] = draft_logits.argmax(-1) == teacher.argmax(-1)
         log_p = teacher.log_softmax(-1)
