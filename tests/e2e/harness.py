@@ -53,7 +53,7 @@ def tree(nodes: int, width: int, depth: int, *args: str, **env: str) -> Setup:
         *("--speculative-num-draft-tokens", str(nodes)),
         *("--speculative-eagle-topk", str(width), "--speculative-num-steps", str(depth)),
     )
-    name = "-".join((f"n{nodes}w{width}d{depth}", *(a.strip("-") for a in args)))
+    name = "-".join((f"n{nodes}w{width}d{depth}", *(a.strip("-") for a in args), *env))
     return Setup(name, shape + args, tuple(env.items()))
 
 

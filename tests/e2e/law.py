@@ -22,7 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def draw(server: Server, settings: dict[str, Any]) -> list[list[int]]:
     """``DRAWS`` continuations of ``TOKENS`` tokens of one prompt."""
-    prompt = list(prompts(1, seed=5)[0][:12])
+    prompt = list(prompts(1, seed=5)[0])
     drawn: list[list[int]] = []
     while len(drawn) < DRAWS:
         answers = server.generate(

@@ -8,8 +8,8 @@ SHAPES = [(2, 1, 1), (8, 1, 7), (8, 2, 4), (16, 4, 7), (64, 7, 8), (255, 7, 16)]
 SETUPS = [
     *(tree(*shape) for shape in SHAPES),
     tree(16, 4, 7, "--chunked-prefill-size", "64"),
-    tree(16, 4, 7, "--disable-overlap-schedule"),
-    tree(16, 4, 7, "--disable-radix-cache", "--disable-overlap-schedule"),
+    tree(16, 4, 7, SGLANG_JETSPEC_CPU_OVERLAP="1"),
+    tree(8, 4, 7, "--disable-radix-cache", SGLANG_JETSPEC_CPU_OVERLAP="1"),
     tree(12, 4, 7, SGLANG_JETSPEC_TREE="algorithm1"),
 ]
 setups = pytest.mark.parametrize("server", SETUPS, indirect=True, ids=lambda s: s.name)

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from harness import FIXTURE, Answer, Server, generate_all
-from sglang_jetspec.tools.make_fixture import sample_texts
-from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from sglang_jetspec.tools.fixture.conversations import conversation
 
 CONTEXT = 512
 
 
 @cache
 def prompts(count: int, seed: int = 0) -> tuple[tuple[int, ...], ...]:
-    """Token ids of the beginnings of texts the fixture was not trained on, 8 to 60 tokens."""
-    tokenizer = Tokenizer.from_file(str(FIXTURE / "target" / "tokenizer.json"))
-    texts = sample_texts(count, seed=10_000 + seed)
-    encoded = [tokenizer.encode(text).ids for text in texts]
-    return tuple(tuple(ids[: 8 + (7 * i) % 53]) for i, ids in enumerate(encoded))
+    """Token ids of user turns the fixture was not trained on, ready to be answered."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(FIXTURE / "target")
+    rng = random.Random(10_000 + seed)
+    turns = [[{"role": "user", "content": conversation(rng)[0]}] for _ in range(count)]
+    return tuple(
+        tuple(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False))
+        for turn in turns
+    )
 
 
 @cache
 def long_prompts(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """One prompt of each length, made of fixture texts."""
-    tokenizer = Tokenizer.from_file(str(FIXTURE / "target" / "tokenizer.json"))
-    ids = tokenizer.encode("\n".join(sample_texts(400, seed=77))).ids
-    assert len(ids) > 10 * len(lengths) + max(lengths)
-    return tuple(tuple(ids[10 * i : 10 * i + n]) for i, n in enumerate(lengths))
+    """One prompt of each length: the ends of long runs of user turns."""
+    ids = [token for prompt in prompts(300, seed=77) for token in prompt]
+    assert len(ids) > 40 * len(lengths) + max(lengths)
+    ends = [len(ids) - 40 * i for i in range(len(lengths))]
+    return tuple(tuple(ids[end - n : end]) for end, n in zip(ends, lengths, strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The out-of-tree SGLang platform that serves on a host without an accelerator."""
 
+import os
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ class JetSpecCpuPlatform(CpuDeviceMixin, SRTPlatform):
             return
         _default_attention_backend(server_args)
         _disable_graphs(server_args)
+        # There is no second stream to overlap with: the schedule would only decode each request
+        # one step past its end and report every token one step late.
+        if os.environ.get("SGLANG_JETSPEC_CPU_OVERLAP") != "1":
+            server_args.disable_overlap_schedule = True
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         if server_args.max_total_tokens is None:
