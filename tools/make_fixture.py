@@ -38,10 +38,10 @@ class FixtureConfig:
 
     out: Path
     """Folder for `target/` and `head/`."""
-    target_steps: int = 700
-    answers: int = 1024
-    answer_tokens: int = 160
-    head_steps: int = 1500
+    target_steps: int = 450
+    answers: int = 768
+    answer_tokens: int = 192
+    head_steps: int = 800
     seed: int = 0
 
 

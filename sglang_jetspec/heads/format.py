@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors import SafetensorError, safe_open
 
 CONFIG_NAME = "config.json"
@@ -173,15 +178,24 @@ def check_tensors(folder: Path, config: HeadConfig) -> None:
 
 
 def resolve_head(path_or_hub_id: str, revision: str | None = None) -> Path:
-    """Local folder as is; otherwise a hub repository, config and safetensors only (no pickle)."""
+    """Local folder as is; otherwise a hub repository, config and safetensors only (no pickle).
+
+    Raises HeadError when `path_or_hub_id` is neither.
+    """
     local = Path(path_or_hub_id).expanduser()
     if local.is_dir():
         return local
-    return Path(
-        snapshot_download(
-            path_or_hub_id, revision=revision, allow_patterns=[CONFIG_NAME, WEIGHTS_PATTERN]
+    try:
+        return Path(
+            snapshot_download(
+                path_or_hub_id, revision=revision, allow_patterns=[CONFIG_NAME, WEIGHTS_PATTERN]
+            )
         )
-    )
+    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise HeadError(
+            f"draft head {path_or_hub_id!r} (revision {revision!r}) is neither a local folder nor "
+            f"a hub repository; give the folder that holds its config.json"
+        ) from error
 
 
 def _refuse_unsupported(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> None:

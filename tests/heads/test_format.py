@@ -191,3 +191,8 @@ def test_hub_download_never_asks_for_pickles(monkeypatch, tmp_path):
         "revision": "abc",
         "patterns": ["config.json", "*.safetensors"],
     }
+
+
+def test_missing_local_folder_is_explained(tmp_path):
+    with pytest.raises(HeadError, match="neither a local folder nor"):
+        resolve_head(str(tmp_path / "nowhere"))

@@ -40,7 +40,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
-@pytest.fixture()
+@pytest.fixture
 def train_config(corpus, tmp_path):
     """A run of a few seconds over the corpus."""
 
@@ -68,7 +68,7 @@ def train_config(corpus, tmp_path):
     return make
 
 
-@pytest.fixture()
+@pytest.fixture
 def counting_store(tmp_path):
     """Three examples whose features are their own row numbers (one column each)."""
     examples = [
