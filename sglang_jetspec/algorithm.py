@@ -14,7 +14,13 @@ from sglang_jetspec.config import (
     causality_override,
     resolve_options,
 )
-from sglang_jetspec.heads.format import HeadConfig, check_tensors, load_head_config, resolve_head
+from sglang_jetspec.heads.format import (
+    HeadConfig,
+    HeadError,
+    check_tensors,
+    load_head_config,
+    resolve_head,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +111,19 @@ def resolve_head_options(args: Any) -> tuple[Path, HeadConfig, Options]:
         depth=args.speculative_num_steps,
     )
     return folder, head, resolve_options(head, on_cpu=args.device == "cpu", flags=flags)
+
+
+def check_local_head(
+    speculative_algorithm: str | None, speculative_draft_model_path: str | None, **kwargs: Any
+) -> None:
+    """Hook before SGLang reads the head's configuration, whose own errors do not name the head."""
+    path = speculative_draft_model_path
+    if speculative_algorithm == "JETSPEC" and path and (path[0] in "/.~" or Path(path).exists()):
+        folder = resolve_head(path)
+        try:
+            load_head_config(folder)
+        except HeadError as error:
+            raise HeadError(f"--speculative-draft-model-path {path}: {error}") from None
 
 
 def _refuse(condition: bool, flag: str, value: Any, fix: str) -> None:

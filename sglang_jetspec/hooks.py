@@ -37,6 +37,10 @@ LOAD_HOOKS = (
     Hook("sglang.srt.layers.attention.attention_registry:register_attention_backend", ("name",)),
     Hook("sglang.srt.arg_groups.choices:add_attention_backend_choices"),
     Hook("sglang.srt.arg_groups.choices:add_draft_attention_backend_choices"),
+    Hook(
+        "sglang.srt.arg_groups.speculative_hook:_resolve_speculative_algorithm_alias",
+        ("speculative_algorithm", "speculative_draft_model_path"),
+    ),
     Hook("sglang.srt.runtime_context:get_spec"),
 )
 SERVE_HOOKS = (

@@ -9,6 +9,7 @@ from sglang_jetspec.hooks import LOAD_HOOKS, SUPPORTED_SGLANG, check_hooks
 logger = logging.getLogger(__name__)
 
 ALGORITHM = "JETSPEC"
+HEAD_GATE = "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"
 REQUEST_GATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
 
@@ -31,11 +32,16 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_jetspec.algorithm import JetSpecAlgorithm, validate_server_args
+    from sglang_jetspec.algorithm import (
+        JetSpecAlgorithm,
+        check_local_head,
+        validate_server_args,
+    )
     from sglang_jetspec.platforms.cpu.attention import register_cpu_attention_backend
     from sglang_jetspec.requests import refuse_unserved
 
     register_cpu_attention_backend()
+    HookRegistry.register(HEAD_GATE, check_local_head, HookType.BEFORE)
     HookRegistry.register(REQUEST_GATE, refuse_unserved, HookType.BEFORE)
 
     @SpeculativeAlgorithm.register(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sglang_jetspec.algorithm import validate_server_args
+from sglang_jetspec.algorithm import check_local_head, validate_server_args
 from sglang_jetspec.config import OptionError
 from sglang_jetspec.heads.format import HeadError, expected_tensors, parse_head_config
 
@@ -104,3 +104,13 @@ def test_a_folder_without_a_head_is_refused(args, tmp_path):
     args.speculative_draft_model_path = str(tmp_path)
     with pytest.raises(HeadError, match=r"config\.json"):
         validate_server_args(args)
+
+
+def test_a_bad_local_head_is_named_before_sglang_reads_it(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**RAW, "block_size": None}))
+    with pytest.raises(HeadError, match=rf"model-path {tmp_path}.*block_size"):
+        check_local_head("JETSPEC", str(tmp_path))
+    with pytest.raises(HeadError, match="/nonexistent/head"):
+        check_local_head("JETSPEC", "/nonexistent/head")
+    check_local_head("EAGLE", "/nonexistent/head", trust_remote_code=False)
+    check_local_head(None, None)
