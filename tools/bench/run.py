@@ -111,7 +111,8 @@ def setting(config: BenchConfig, models: tuple[str, str]) -> dict[str, Any]:
         "repeats": config.repeats,
         "limit": config.limit,
         "server_args": config.server_args,
-        "cpus": os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "machine": platform.machine(),
         "versions": {name: version(name) for name in ("sglang-jetspec", "sglang", "torch")},
     }
@@ -140,8 +141,10 @@ def _progress() -> Progress:
 def table(result: dict[str, Any]) -> Table:
     """The result for people: a row per task and arm."""
     shown = Table(title=f"batch {result['setting']['batch']}, {result['setting']['dtype']}")
-    for column in ("task", "arm", "tok/s", "decode tok/s", "accepted/round", "speed-up", "same"):
-        shown.add_column(column, justify="left" if column in ("task", "arm") else "right")
+    for column in ("task", "arm"):
+        shown.add_column(column, overflow="fold")
+    for column in ("tok/s", "decode", "tok/round", "speed-up", "same"):
+        shown.add_column(column, justify="right", no_wrap=True)
     for task, part in {**result["tasks"], "all": result}.items():
         for name, arm in part["arms"].items():
             speedup = part.get("speedup", {}).get(name)
