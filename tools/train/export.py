@@ -13,7 +13,9 @@ from sglang_jetspec.heads.format import (
     HeadConfig,
     check_tensors,
     load_head_config,
+    parse_head_config,
 )
+from sglang_jetspec.tools.train.checkpoint import load_checkpoint
 
 
 def raw_config(config: HeadConfig) -> dict[str, Any]:
@@ -50,6 +52,31 @@ def raw_config(config: HeadConfig) -> dict[str, Any]:
     if jetspec:
         raw["jetspec"] = jetspec
     return raw
+
+
+def published_weights(weights: dict[str, Tensor], scales: Tensor) -> dict[str, Tensor]:
+    """Weights of a head trained on `taps / scales`, as one that reads raw `taps`."""
+    return {**weights, "fc.weight": weights["fc.weight"] / scales}
+
+
+def export_details(
+    config: HeadConfig, scales: Tensor, draft_token_ids: Tensor | None
+) -> dict[str, Any]:
+    """What a checkpoint holds besides weights, so that it can be exported on its own."""
+    return {
+        "config": json.dumps(raw_config(config)),
+        "scales": scales,
+        "draft_token_ids": draft_token_ids,
+    }
+
+
+def export_checkpoint(checkpoint: Path, folder: Path) -> None:
+    """Export a training checkpoint, finished or not."""
+    state = load_checkpoint(checkpoint)
+    details = state["export"]
+    config = parse_head_config(json.loads(details["config"]))
+    weights = published_weights(state["head"], details["scales"])
+    export_head(weights, config, details["draft_token_ids"], folder)
 
 
 def export_head(

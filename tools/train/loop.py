@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,8 +55,12 @@ def train(
     config: TrainConfig,
     batch_at: Callable[[int], Batch],
     held_out: list[Batch],
+    attachments: dict[str, Any],
 ) -> Progress:
-    """Train `head` in place, resuming from the newest checkpoint in `config.out`."""
+    """Train `head` in place, resuming from the newest checkpoint in `config.out`.
+
+    Every checkpoint also holds `attachments`.
+    """
     optimizer = make_optimizer(head, config)
     progress = Progress()
     if found := list_checkpoints(config.out):
@@ -80,10 +85,10 @@ def train(
             if progress.step % config.log_every == 0:
                 bar.set_postfix(log.write(progress, rate))
             if time.perf_counter() - saved > config.checkpoint_minutes * 60:
-                _save(head, optimizer, config, progress)
+                _save(head, optimizer, config, progress, attachments)
                 log.write_held_out(progress, evaluate(head, target, config, held_out))
                 saved = time.perf_counter()
-    _save(head, optimizer, config, progress)
+    _save(head, optimizer, config, progress, attachments)
     log.write_held_out(progress, evaluate(head, target, config, held_out))
     return progress
 
@@ -157,7 +162,11 @@ class RunLog:
 
 
 def _save(
-    head: JetSpecHead, optimizer: torch.optim.Optimizer, config: TrainConfig, progress: Progress
+    head: JetSpecHead,
+    optimizer: torch.optim.Optimizer,
+    config: TrainConfig,
+    progress: Progress,
+    attachments: dict[str, Any],
 ) -> None:
-    states = {"head": head.state_dict(), "optimizer": optimizer.state_dict()}
+    states = {"head": head.state_dict(), "optimizer": optimizer.state_dict(), **attachments}
     save_checkpoint(config.out, progress, states, config.keep_checkpoints)

@@ -8,6 +8,7 @@ stdout is one JSON object.
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import tyro
@@ -18,7 +19,7 @@ from sglang_jetspec.tools.train.batches import Batch, BatchSource, pick_examples
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints
 from sglang_jetspec.tools.train.config import TrainConfig
 from sglang_jetspec.tools.train.data import Example, draft_vocabulary, is_held_out, load_examples
-from sglang_jetspec.tools.train.export import export_head
+from sglang_jetspec.tools.train.export import export_checkpoint, export_details
 from sglang_jetspec.tools.train.features import FeatureStore, capture_features
 from sglang_jetspec.tools.train.loop import train
 from sglang_jetspec.tools.train.target import (
@@ -27,7 +28,6 @@ from sglang_jetspec.tools.train.target import (
     head_config,
     initial_head,
     load_target,
-    published_weights,
     tap_scales,
 )
 
@@ -66,10 +66,9 @@ class TrainingRun:
         steps = min(HELD_OUT_BATCHES, len(self.held_out_rows) // self.config.sequences_per_step)
         return [self._batch(self.held_out_rows, 0, step) for step in range(steps)]
 
-    def export(self) -> None:
-        """Write the head as it is to `out/head`."""
-        weights = published_weights(self.head, self.scales)
-        export_head(weights, self.head.config, self.draft_token_ids, self.config.out / "head")
+    def export_details(self) -> dict[str, Any]:
+        """What checkpoints need besides weights to be exported."""
+        return export_details(self.head.config, self.scales, self.draft_token_ids)
 
     def _batch(self, rows: list[int], seed: int, step: int) -> Batch:
         lengths = [len(example.token_ids) for example in self.store.examples]
@@ -87,11 +86,19 @@ def run(config: TrainConfig) -> dict[str, object]:
     """Train (or resume), export, and return a summary."""
     config.out.mkdir(parents=True, exist_ok=True)
     state = TrainingRun(config)
-    progress = train(state.head, state.target, config, state.batch_at, state.held_out_batches())
-    state.export()
+    progress = train(
+        state.head,
+        state.target,
+        config,
+        state.batch_at,
+        state.held_out_batches(),
+        {"export": state.export_details()},
+    )
+    newest = list_checkpoints(config.out)[-1]
+    export_checkpoint(newest, config.out / "head")
     return {
         "head": str(config.out / "head"),
-        "checkpoint": str(list_checkpoints(config.out)[-1]),
+        "checkpoint": str(newest),
         "steps": progress.step,
         "minutes": round(progress.seconds / 60, 2),
         "blocks": progress.step * config.sequences_per_step * config.anchors_per_sequence,

@@ -66,16 +66,9 @@ def tap_scales(taps: Tensor) -> Tensor:
 
     A few dimensions of a language model's states are hundreds of times larger than the rest.
     Training on `taps / scales` keeps one learning rate right for every column of `fc`;
-    `published_weights` folds the scales back.
+    `export.published_weights` folds the scales back.
     """
     return taps.float().pow(2).mean(0).sqrt().clamp(min=1e-6)
-
-
-def published_weights(head: JetSpecHead, scales: Tensor) -> dict[str, Tensor]:
-    """State of a head trained on `taps / scales` as a head that reads raw `taps`."""
-    weights = {name: weight.detach() for name, weight in head.state_dict().items()}
-    weights["fc.weight"] = weights["fc.weight"] / scales
-    return weights
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ from sglang_jetspec.tools.train.acceptance import (
     draft_everywhere,
 )
 from sglang_jetspec.tools.train.answers import Decoding, answer_prompts
+from sglang_jetspec.tools.train.export import published_weights
 from sglang_jetspec.tools.train.run import TrainingRun
-from sglang_jetspec.tools.train.target import published_weights
 
 DEPTH, WIDTH = 3, 2
 PROMPT, TEXT = 2, [7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18]
@@ -58,7 +58,7 @@ def test_labels():
 @torch.no_grad()
 def test_drafts_use_each_position_once_and_speak_target_ids(train_config):
     state = TrainingRun(train_config())
-    state.head.load_state_dict(published_weights(state.head, state.scales))
+    state.head.load_state_dict(published_weights(state.head.state_dict(), state.scales))
     example = state.store.examples[0]
     drafts = draft_everywhere(
         state.head.eval(), state.target, state.draft_token_ids, state.store, 0, width=4, blocks=7

@@ -6,11 +6,12 @@ import torch
 
 from sglang_jetspec.heads.format import check_tensors, load_head_config
 from sglang_jetspec.heads.reference import load_reference_head
+from sglang_jetspec.tools.export_head import newest_checkpoint
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints, load_checkpoint
+from sglang_jetspec.tools.train.export import export_checkpoint, published_weights
 from sglang_jetspec.tools.train.loop import learning_rate
 from sglang_jetspec.tools.train.loss import block_hidden, block_loss, chain_acceptance
 from sglang_jetspec.tools.train.run import TrainingRun, main, run
-from sglang_jetspec.tools.train.target import published_weights
 
 
 @pytest.fixture(autouse=True)
@@ -98,20 +99,25 @@ def test_features_of_other_examples_are_refused(train_config):
         run(dataclasses.replace(config, target_layer_ids=(1, 2)))
 
 
-def test_exported_head_reads_raw_taps_as_the_trained_one_reads_scaled(train_config):
-    state = TrainingRun(train_config())
-    state.config.out.mkdir(exist_ok=True)
-    with torch.no_grad():  # values that bf16 holds exactly
-        for weight in state.head.parameters():
-            weight.copy_(weight.bfloat16())
+def test_exported_head_reads_raw_taps_as_the_trained_one_reads_scaled(train_config, tmp_path):
+    config = train_config(steps=2)
+    run(config)
+    state = TrainingRun(config)
+    checkpoint = newest_checkpoint(config.out)
+    state.head.load_state_dict(load_checkpoint(checkpoint)["head"])
     raw = state.store.taps[:50].float()
     expected = state.head.fuse(raw / state.scales)
-    state.export()
-    state.head.load_state_dict(published_weights(state.head, state.scales))
-    torch.testing.assert_close(state.head.fuse(raw), expected, rtol=1e-4, atol=1e-4)
-    loaded, draft_token_ids = load_reference_head(state.config.out / "head")
+    export_checkpoint(checkpoint, tmp_path / "exported")
+    loaded, draft_token_ids = load_reference_head(tmp_path / "exported")
     torch.testing.assert_close(loaded.fuse(raw), expected, rtol=3e-2, atol=3e-2)
     assert torch.equal(draft_token_ids, state.draft_token_ids)
+    state.head.load_state_dict(published_weights(state.head.state_dict(), state.scales))
+    torch.testing.assert_close(state.head.fuse(raw), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_folder_without_checkpoint_is_explained(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no checkpoint-"):
+        newest_checkpoint(tmp_path)
 
 
 @torch.no_grad()
