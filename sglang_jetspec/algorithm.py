@@ -189,3 +189,10 @@ def validate_server_args(args: Any) -> None:
         _refuse(bool(value), "--" + name.replace("_", "-"), value, fix)
     folder, head, _ = resolve_head_options(args)
     check_tensors(folder, head)
+    length, reach = args.context_length, head.max_position_embeddings
+    _refuse(
+        length is not None and length > reach,
+        "--context-length",
+        length,
+        f"the head has max_position_embeddings={reach}; use at most that.",
+    )

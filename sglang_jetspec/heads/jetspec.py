@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.environ import envs
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.models.dflash import DFlashDraftModel
@@ -135,7 +136,9 @@ class JetSpecDraftWorker(TpModelWorker):
     head: HeadConfig
 
     def _init_model_config(self) -> None:
-        super()._init_model_config()
+        # A head trained on shorter texts than the target serves; see the rotary table below.
+        with envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True):
+            super()._init_model_config()
         spec = get_spec()
         folder = resolve_head(
             spec.speculative_draft_model_path, spec.speculative_draft_model_revision
