@@ -19,7 +19,7 @@ SABOTAGE = Path(__file__).parent / "sabotage"
 PLAIN_ARGS = (
     *("--model-path", str(FIXTURE / "target"), "--device", "cpu", "--dtype", "float32"),
     *("--context-length", "512", "--max-total-tokens", "16384"),
-    *("--max-running-requests", "16", "--random-seed", "7"),
+    *("--max-running-requests", "64", "--random-seed", "7"),
 )
 HEAD_ARGS = (
     *("--speculative-algorithm", "JETSPEC"),
