@@ -84,8 +84,8 @@ class TrainingRun:
         model = load_target(self.config.target)
         ids = self.draft_token_ids
         shape = head_config(self.config, model.config, None if ids is None else len(ids))
-        device = self.config.device
-        return freeze(model, ids, device), initial_head(shape, model, tap_sample).to(device)
+        head = initial_head(shape, model, tap_sample, self.config.dropout)
+        return freeze(model, ids, self.config.device), head.to(self.config.device)
 
 
 def run(config: TrainConfig) -> dict[str, object]:

@@ -60,9 +60,9 @@ def test_training_lowers_the_loss(train_config):
 
 
 def test_interrupted_run_ends_where_an_uninterrupted_one_does(train_config, tmp_path, monkeypatch):
-    whole = train_config(out=tmp_path / "whole")
+    whole = train_config(out=tmp_path / "whole", dropout=0.1)
     run(whole)
-    resumed = train_config(out=tmp_path / "resumed", checkpoint_minutes=0.0)
+    resumed = train_config(out=tmp_path / "resumed", dropout=0.1, checkpoint_minutes=0.0)
     seen = []
     batch_at = TrainingRun.batch_at
 
