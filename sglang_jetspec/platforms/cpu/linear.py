@@ -118,16 +118,24 @@ def pack_model(model: torch.nn.Module) -> int:
     version = WeightVersion()
     version.watch(model)
     for layer in layers:
-        is_head = type(layer.quant_method) is UnquantizedEmbeddingMethod
-        method = (PackedEmbeddingMethod if is_head else PackedLinearMethod)(PackedWeight(version))
-        layer.quant_method = method
-        method.process_weights_after_loading(layer)
+        _pack_layer(layer, PackedWeight(version))
     return len(layers)
+
+
+def _pack_layer(layer: torch.nn.Module, packed: PackedWeight) -> None:
+    packed.pack(layer.weight)
+    if isinstance(layer, torch.nn.Linear):
+        layer.forward = lambda x: packed.linear(x, layer.weight, layer.bias)
+    elif type(layer.quant_method) is UnquantizedEmbeddingMethod:
+        layer.quant_method = PackedEmbeddingMethod(packed)
+    else:
+        layer.quant_method = PackedLinearMethod(packed)
 
 
 def _packable(layer: torch.nn.Module) -> bool:
     method = getattr(layer, "quant_method", None)
-    return type(method) is UnquantizedLinearMethod and _has_kernel(layer.weight)
+    plain = type(layer) is torch.nn.Linear or type(method) is UnquantizedLinearMethod
+    return plain and _has_kernel(layer.weight)
 
 
 def _packable_head(model: torch.nn.Module, head: torch.nn.Module) -> bool:
