@@ -115,6 +115,23 @@ def test_exported_head_reads_raw_taps_as_the_trained_one_reads_scaled(train_conf
     torch.testing.assert_close(state.head.fuse(raw), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_layer_ids": (1, 3)}, "target_layer_ids"),
+        ({"mask_token_id": 100_000}, "mask_token_id"),
+        ({"block_size": 1}, "block_size"),
+        ({"draft_vocab_size": 100_000}, "draft_vocab_size"),
+        ({"mask_token_id": 1}, "occurs in the training text"),
+    ],
+)
+def test_unusable_settings_are_refused_before_any_work(train_config, changes, message):
+    config = train_config(**changes)
+    with pytest.raises(ValueError, match=message):
+        run(config)
+    assert not (config.out / "features").exists()
+
+
 def test_folder_without_checkpoint_is_explained(tmp_path):
     with pytest.raises(ValueError, match=r"holds no checkpoint-"):
         newest_checkpoint(tmp_path)
