@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-_UNSET = ("regex", "json_schema", "ebnf", "structural_tag", "logit_bias", "sampling_seed")
+_UNSET = ("regex", "json_schema", "ebnf", "structural_tag", "sampling_seed")
 
 
 def unserved(request: Any) -> str | None:
@@ -19,12 +18,6 @@ def unserved(request: Any) -> str | None:
     if request.custom_logit_processor is not None:
         return "custom_logit_processor"
     parameters = request.sampling_params or {}
-    for name, neutral in _NEUTRAL.items():
-        value = parameters.get(name)
-        if value is not None and value != neutral:
-            return f"{name}={value}"
-    if parameters.get("min_new_tokens"):
-        return f"min_new_tokens={parameters['min_new_tokens']}"
     for name in _UNSET:
         if parameters.get(name):
             return name

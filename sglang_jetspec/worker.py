@@ -60,9 +60,11 @@ class JetSpecWorker(SpecWorkerBase):
 
         The head's KV is written before returning: the prefix cache may take the slots at once.
         """
+        self.requests.begin(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
+        self.requests.emit(batch, result.next_token_ids)
         plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
         if on_publish is not None:
@@ -108,7 +110,10 @@ class JetSpecWorker(SpecWorkerBase):
         )
         tree = self._draft(batch, roots, window)
         target = self._verify(batch, tree, window, plan)
-        acceptance = self._accept(tree, target.logits_output.next_token_logits, batch.sampling_info)
+        logits = target.logits_output.next_token_logits.view(*tree.tokens.shape, -1)
+        self.requests.adjust(batch, tree, logits)
+        acceptance = self._accept(tree, logits, batch.sampling_info)
+        self.requests.advance(batch, acceptance)
         new_seq_lens = batch.seq_lens + acceptance.lengths
         if on_publish is not None:
             on_publish(new_seq_lens)
@@ -207,7 +212,6 @@ class JetSpecWorker(SpecWorkerBase):
             greedy=sampling_info.top_ks == 1,
             all_greedy=sampling_info.is_all_greedy,
         )
-        logits = logits.view(*tree.tokens.shape, -1)
         if self.on_cpu:
             return accept_lazily(tree, logits, sampling, max_depth=self.options.depth)
         return accept(tree, target_choices(logits, sampling), self.options.depth)

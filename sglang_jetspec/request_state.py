@@ -1,0 +1,148 @@
+"""What logit processing needs to know of each running request, by request slot.
+
+SGLang's own penalty state does not do: it counts one token a round, not at all for block-drafting
+algorithms, and starts again from nothing when a retracted request is prefilled again. Here the
+output of every request is kept on the device, written at prefill and at each commit.
+
+B requests, N tree nodes, D depth, V vocabulary, R request slots, C output columns, S stop tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_jetspec.trees import DraftTree
+from sglang_jetspec.verification import Acceptance
+from sglang_jetspec.verification.path_logits import (
+    Penalties,
+    ban_early_stops,
+    count_tokens,
+    penalize,
+)
+from sglang_jetspec.window import counting
+
+
+def _grown(table: Tensor, columns: int) -> Tensor:
+    missing = columns - table.shape[1]
+    if missing <= 0:
+        return table
+    return torch.cat([table, table.new_zeros(len(table), missing)], 1)
+
+
+def _padded(rows: list[list[int]], device: torch.device | str) -> Tensor:
+    """[B, longest] int64; short rows repeat their first entry, empty ones hold 0."""
+    longest = max(map(len, rows))
+    filled = [row + (row[:1] or [0]) * (longest - len(row)) for row in rows]
+    return torch.tensor(filled, dtype=torch.int64, device=device).view(len(rows), longest)
+
+
+def stop_tokens(req: Any) -> list[int]:
+    """The tokens SGLang withholds until ``min_new_tokens`` have been generated."""
+    ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    if req.tokenizer is not None:
+        ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
+    return sorted(ids - {None})
+
+
+class RequestState:
+    """Penalties, minimum lengths and logit bias at every tree node.
+
+    The tables are empty, and every method returns at once, until a request with a penalty or a
+    minimum length is prefilled. From then on every prefill writes its requests' rows, so that a
+    reused slot never shows the settings of its last owner.
+    """
+
+    def __init__(self, slots: int, depth: int, device: torch.device | str) -> None:
+        self.depth = depth
+        self.device = device
+        self.used = False
+        self.prompt_lens = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.minimum = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.stops = torch.zeros(slots, 1, dtype=torch.int64, device=device)
+        self.penalties = torch.tensor([0.0, 0.0, 1.0], device=device).repeat(slots, 1)
+        self.outputs = torch.zeros(slots, 1, dtype=torch.int32, device=device)
+
+    def begin(self, batch: Any) -> None:
+        """Before a prefill: take the requests' rows, and set the penalties of its own sampling.
+
+        Each chunk of a long prompt and each return of a retracted request comes here.
+        """
+        info = batch.sampling_info
+        if not self.used and info.acc_additive_penalties is None:
+            return
+        self.used = True
+        reqs, rows = batch.reqs, batch.req_pool_indices
+        params = [req.sampling_params for req in reqs]
+        stops = [stop_tokens(req) for req in reqs]
+        shape = {"dtype": torch.int64, "device": self.device}
+        knobs = [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in params]
+        minimum = [p.min_new_tokens if ids else 0 for p, ids in zip(params, stops, strict=True)]
+        self.prompt_lens[rows] = torch.tensor([len(req.origin_input_ids) for req in reqs], **shape)
+        self.minimum[rows] = torch.tensor(minimum, **shape)
+        self.penalties[rows] = torch.tensor(knobs, device=self.device)
+        self._write_stops(rows, stops)
+        # A round may overshoot the limit, and the round after it is already under way.
+        columns = max(p.max_new_tokens for p in params) + 2 * (self.depth + 1)
+        self.outputs = _grown(self.outputs, columns)
+        past = _padded([list(req.output_ids) for req in reqs], self.device)
+        self.outputs[rows, : past.shape[1]] = past.int()
+        if info.acc_additive_penalties is not None:
+            self._replace_penalties(info, rows, [len(req.output_ids) for req in reqs])
+
+    def _write_stops(self, rows: Tensor, stops: list[list[int]]) -> None:
+        new = _padded(stops, self.device)
+        self.stops = _grown(self.stops, new.shape[1])
+        filler = new[:, :1] if new.shape[1] else self.stops.new_zeros(len(rows), 1)
+        self.stops[rows] = filler
+        self.stops[rows, : new.shape[1]] = new
+
+    def _replace_penalties(self, info: Any, rows: Tensor, lengths: list[int]) -> None:
+        """Plain sampling's penalties, counted from the output and not from nothing."""
+        held = torch.tensor(lengths, device=self.device)
+        penalties = self._penalties(rows, held, info.acc_additive_penalties.shape[1])
+        additive = penalties.additive(penalties.counts)
+        root = torch.zeros(len(rows), 1, dtype=torch.int64, device=self.device)
+        ban_early_stops(additive.unsqueeze(1), root, self.stops[rows], self.minimum[rows] - held)
+        info.acc_additive_penalties = additive
+        info.acc_scaling_penalties = penalties.scaling(penalties.counts)
+
+    def _penalties(self, rows: Tensor, lengths: Tensor, vocab: int) -> Penalties:
+        frequency, presence, repetition = self.penalties[rows].unbind(1)
+        counts = count_tokens(self.outputs[rows], lengths, vocab)
+        return Penalties(frequency, presence, repetition, counts)
+
+    def emit(self, batch: Any, tokens: Tensor) -> None:
+        """After a prefill: [B] sampled tokens, each the first of its request or the next."""
+        if batch.sampling_info.acc_additive_penalties is None:
+            return
+        rows = batch.req_pool_indices
+        # Negative in a chunk that is not the last, whose sampled token is nothing.
+        columns = (batch.seq_lens - self.prompt_lens[rows]).clamp(min=0)
+        self.outputs[rows, columns] = tokens.int()
+
+    def adjust(self, batch: Any, tree: DraftTree, logits: Tensor) -> None:
+        """Give the logits [B, N, V] of every node what plain decoding gives them, in place."""
+        info = batch.sampling_info
+        if info.acc_additive_penalties is not None:
+            rows = batch.req_pool_indices
+            lengths = self._output_lens(batch)
+            penalize(logits, tree, self._penalties(rows, lengths, logits.shape[2]), self.depth)
+            ban_early_stops(logits, tree.depths, self.stops[rows], self.minimum[rows] - lengths)
+        if info.logit_bias is not None:
+            logits.add_(info.logit_bias.unsqueeze(1))
+
+    def advance(self, batch: Any, acceptance: Acceptance) -> None:
+        """Append what the round committed."""
+        if batch.sampling_info.acc_additive_penalties is None:
+            return
+        columns = self._output_lens(batch).unsqueeze(1) + counting(self.depth + 1, self.device)
+        # Padding lands past the output, where the next round writes.
+        columns = columns.clamp(0, self.outputs.shape[1] - 1)
+        self.outputs[batch.req_pool_indices.unsqueeze(1), columns] = acceptance.tokens.int()
+
+    def _output_lens(self, batch: Any) -> Tensor:
+        """[B] committed output tokens, the root included."""
+        return batch.seq_lens + 1 - self.prompt_lens[batch.req_pool_indices]
