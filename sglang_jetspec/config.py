@@ -23,7 +23,7 @@ from sglang_jetspec.trees import TREE_BUILDERS, max_nodes
 MAX_NODES = 256
 ENVIRONMENT_PREFIX = "SGLANG_JETSPEC_"
 # Read elsewhere: where the demo target is kept, and the CPU platform's own switches.
-_OTHER_VARIABLES = frozenset({"CACHE", "CPU_OVERLAP", "CAUSAL"})
+_OTHER_VARIABLES = frozenset({"CACHE", "CAUSAL", "CPU_OPS", "CPU_OVERLAP"})
 _FLAGS = {
     "num_draft_tokens": "--speculative-num-draft-tokens",
     "width": "--speculative-eagle-topk",

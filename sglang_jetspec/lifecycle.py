@@ -17,6 +17,7 @@ from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_jetspec.config import Options, PartialOptions, resolve_options
+from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.jetspec import JetSpecDraftModel, JetSpecDraftWorker
 from sglang_jetspec.request_state import RequestState
@@ -36,23 +37,12 @@ def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
     ):
         if unsupported:
             raise HeadError(f"JETSPEC does not serve {name}: it has {what}; serve it without.")
-    layers, highest = config.num_hidden_layers, max(head.target_layer_ids)
-    if highest >= layers - 1:
+    sizes = [config.vocab_size] + ([len(tokenizer)] if tokenizer is not None else [])
+    problems = fit_problems(head, config.hidden_size, config.num_hidden_layers, sizes)
+    if problems:
         raise HeadError(
-            f"dflash_config.target_layer_ids={list(head.target_layer_ids)}: the target has "
-            f"{layers} layers and its states are captured up to layer {layers - 2}; use the head "
-            "trained for this target."
-        )
-    sizes = {config.vocab_size} | ({len(tokenizer)} if tokenizer is not None else set())
-    if head.vocab_size is not None and head.vocab_size not in sizes:
-        raise HeadError(
-            f"the head's vocab_size={head.vocab_size} is not the target's {config.vocab_size}; "
-            "use the head trained for this target."
-        )
-    if head.mask_token_id >= config.vocab_size:
-        raise HeadError(
-            f"dflash_config.mask_token_id={head.mask_token_id} lies outside the target's "
-            f"vocabulary of {config.vocab_size}; use the head trained for this target."
+            f"the head does not fit {name}: its {'; its '.join(problems)}. Use the head trained "
+            "for this target."
         )
 
 

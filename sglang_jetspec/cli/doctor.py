@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from sglang_jetspec.config import resolve_options
+from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import (
     HeadConfig,
     check_tensors,
@@ -124,27 +124,10 @@ def _target_check(target: str, head: HeadConfig) -> Check:
         config = AutoConfig.from_pretrained(target).get_text_config()
     except (OSError, ValueError) as error:
         return Check("models", "target", False, f"{target}: {error}")
-    problems = target_problems(head, config)
-    return Check("models", "target", not problems, f"{target}: {'; '.join(problems) or 'fits'}")
-
-
-def target_problems(head: HeadConfig, target: Any) -> list[str]:
-    """Why a head cannot draft for a target with that Hugging Face text config; empty if it can."""
-    problems = [
-        f"the head's {name} is {have}, the target's is {want}"
-        for name, have, want in (
-            ("hidden_size", head.hidden_size, target.hidden_size),
-            ("num_target_layers", head.num_target_layers, target.num_hidden_layers),
-            ("vocab_size", head.vocab_size, target.vocab_size),
-        )
-        if have is not None and have != want
-    ]
-    last = target.num_hidden_layers - 2  # states are captured on entry to the layer after
-    if max(head.target_layer_ids) > last:
-        problems.append(f"target_layer_ids is {list(head.target_layer_ids)}, the last is {last}")
-    if head.mask_token_id >= target.vocab_size:
-        problems.append(f"mask_token_id {head.mask_token_id} is outside the target's vocabulary")
-    return problems
+    sizes = [config.vocab_size]
+    problems = fit_problems(head, config.hidden_size, config.num_hidden_layers, sizes)
+    detail = f"the head's {'; its '.join(problems)}" if problems else "fits"
+    return Check("models", "target", not problems, f"{target}: {detail}")
 
 
 def all_checks(target: str | None, head: str | None) -> list[Check]:

@@ -56,12 +56,6 @@ class JetSpecDraftModel(DFlashDraftModel):
                 f"target {type(target).__name__} exposes no dense lm_head.weight; JETSPEC drafts "
                 "through the target's LM head. Use an unquantised LM head."
             )
-        width = embedding.weight.shape[1]
-        if width != self.config.hidden_size:
-            raise HeadError(
-                f"the head's hidden_size={self.config.hidden_size} differs from the target's "
-                f"{width}; use the head trained for this target."
-            )
         self.__dict__["target_embedding"] = embedding
         self.__dict__["target_lm_head"] = lm_head
         self.embedding_scale = (

@@ -2,13 +2,11 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from sglang_jetspec.cli import doctor as module
-from sglang_jetspec.cli.doctor import Check, doctor, model_checks, target_problems
-from sglang_jetspec.heads.format import HeadConfig, parse_head_config
+from sglang_jetspec.cli.doctor import Check, doctor, model_checks
 from sglang_jetspec.hooks import HookStatus
 
 HEAD = {
@@ -26,34 +24,6 @@ HEAD = {
     "block_size": 8,
     "dflash_config": {"mask_token_id": 999, "target_layer_ids": [1, 6], "causal_head": True},
 }
-
-
-def head(**changes: object) -> HeadConfig:
-    return parse_head_config({**HEAD, **changes})
-
-
-def target(**changes: object) -> SimpleNamespace:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 8, "vocab_size": 1000}
-    return SimpleNamespace(**{**sizes, **changes})
-
-
-def test_a_fitting_target_has_no_problems() -> None:
-    assert target_problems(head(), target()) == []
-    assert target_problems(head(vocab_size=None, num_target_layers=None), target()) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 128}, "hidden_size is 64, the target's is 128"),
-        ({"vocab_size": 1200}, "vocab_size is 1000, the target's is 1200"),
-        ({"vocab_size": 900}, "mask_token_id 999 is outside"),
-        ({"num_hidden_layers": 7}, "target_layer_ids is [1, 6], the last is 5"),
-        ({"num_hidden_layers": 9}, "num_target_layers is 8, the target's is 9"),
-    ],
-)
-def test_misfits_are_named(changes: dict[str, int], message: str) -> None:
-    assert any(message in problem for problem in target_problems(head(), target(**changes)))
 
 
 def test_a_missing_head_fails(tmp_path: Path) -> None:

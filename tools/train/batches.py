@@ -5,7 +5,7 @@ uninterrupted one would.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -25,6 +25,11 @@ class Batch:
     anchor_tokens: Tensor  # [B,A] int64
     finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each row's token
     supervised: Tensor  # [B,A,block_size] bool: mask rows with a known target distribution
+
+    def to(self, device: str) -> "Batch":
+        """The same batch on `device`."""
+        tensors = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        return Batch(**tensors)
 
 
 def pick_examples(

@@ -40,6 +40,8 @@ class TrainConfig:
     warmup_share: float = 0.04
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
+    device: str = "cpu"
+    """Where the target and the head compute, for example "cuda"."""
     bf16: bool = True
     """Compute in bf16 autocast; weights and optimiser state stay fp32."""
 

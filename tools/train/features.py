@@ -55,14 +55,19 @@ class FeatureStore:
 
 
 def capture_features(
-    target: Path, target_layer_ids: tuple[int, ...], examples: list[Example], folder: Path
+    target: Path,
+    target_layer_ids: tuple[int, ...],
+    examples: list[Example],
+    folder: Path,
+    device: str = "cpu",
 ) -> FeatureStore:
-    """Run the target over `examples` unless `folder` already holds their features.
+    """Run the target on `device` over `examples` unless `folder` already holds their features.
 
     A tap id l means the state after layer l, counted from 0. Raises ValueError when `folder` holds
     features of other examples or taps.
     """
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).model.eval()
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).model
+    model = model.to(device).eval()
     hidden = model.config.hidden_size
     store = FeatureStore(folder, examples, hidden * len(target_layer_ids), hidden)
     index = {
@@ -104,7 +109,7 @@ def _capture_batch(
     rows = [torch.tensor(store.examples[i].token_ids) for i in batch]
     # Right padding under causal attention leaves every real position untouched.
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+    output = model(input_ids=ids.to(model.device), use_cache=False, output_hidden_states=True)
     taps = torch.cat([output.hidden_states[layer + 1] for layer in layer_ids], dim=-1)
     for row, i in enumerate(batch):
         length, start = len(rows[row]), store.offsets[i]

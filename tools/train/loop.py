@@ -33,9 +33,10 @@ def learning_rate(config: TrainConfig, progress: float) -> float:
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(rest, 1.0)))
 
 
-def autocast(enabled: bool) -> AbstractContextManager[None]:
-    """bf16 autocast on the CPU."""
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
+def autocast(config: TrainConfig) -> AbstractContextManager[None]:
+    """bf16 autocast on the run's device, if the run uses it."""
+    device = torch.device(config.device).type
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=config.bf16)
 
 
 def make_optimizer(head: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -102,7 +103,7 @@ def train_step(
 ) -> dict[str, float]:
     """One update; returns the step's loss, gradient norm and greedy chain acceptance."""
     head.train()
-    with autocast(config.bf16):
+    with autocast(config):
         loss = block_loss(head, target, batch)
     loss.kl.backward()
     norm = nn.utils.clip_grad_norm_(head.parameters(), config.max_grad_norm)
@@ -124,7 +125,7 @@ def evaluate(
     """Mean loss and teacher-forced greedy chain acceptance over `batches`."""
     head.eval()
     sums = {"kl": 0.0, "chain_acceptance": 0.0, "first_match": 0.0}
-    with autocast(config.bf16):
+    with autocast(config):
         for batch in batches:
             loss = block_loss(head, target, batch)
             sums["kl"] += loss.kl.item()

@@ -43,7 +43,11 @@ class TrainingRun:
         tokenizer = AutoTokenizer.from_pretrained(config.target)
         examples = load_examples(config.prompts, config.answers, tokenizer, config.licenses)
         self.store: FeatureStore = capture_features(
-            config.target, config.target_layer_ids, examples, config.out / "features"
+            config.target,
+            config.target_layer_ids,
+            examples,
+            config.out / "features",
+            config.device,
         )
         held_out = [is_held_out(example.id, config.held_out_share) for example in examples]
         self.train_rows = [i for i, held in enumerate(held_out) if not held]
@@ -73,13 +77,15 @@ class TrainingRun:
     def _batch(self, rows: list[int], seed: int, step: int) -> Batch:
         lengths = [len(example.token_ids) for example in self.store.examples]
         picked = pick_examples(rows, lengths, self.config.sequences_per_step, seed, step)
-        return self.source.sample(picked, self.config.anchors_per_sequence, seed, step)
+        anchors, device = self.config.anchors_per_sequence, self.config.device
+        return self.source.sample(picked, anchors, seed, step).to(device)
 
     def _models(self, tap_sample: torch.Tensor) -> tuple[FrozenTarget, JetSpecHead]:
         model = load_target(self.config.target)
         ids = self.draft_token_ids
         shape = head_config(self.config, model.config, None if ids is None else len(ids))
-        return freeze(model, ids), initial_head(shape, model, tap_sample)
+        device = self.config.device
+        return freeze(model, ids, device), initial_head(shape, model, tap_sample).to(device)
 
 
 def run(config: TrainConfig) -> dict[str, object]:

@@ -25,13 +25,13 @@ def load_target(folder: Path) -> nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def freeze(model: nn.Module, draft_token_ids: Tensor | None) -> FrozenTarget:
-    """Copy embedding and (selected) LM-head rows out of `model`."""
+def freeze(model: nn.Module, draft_token_ids: Tensor | None, device: str = "cpu") -> FrozenTarget:
+    """Copy embedding and (selected) LM-head rows out of `model` to `device`."""
     embedding = model.get_input_embeddings().weight.detach().to(torch.bfloat16)
     lm_head = model.get_output_embeddings().weight.detach().to(torch.bfloat16)
     if draft_token_ids is not None:
         lm_head = lm_head[draft_token_ids.long()].contiguous()
-    return FrozenTarget(embedding, lm_head)
+    return FrozenTarget(embedding.to(device), lm_head.to(device))
 
 
 def head_config(
