@@ -14,15 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_jetspec.logit_processors import apply_processors
 from sglang_jetspec.trees import DraftTree
 from sglang_jetspec.verification import Acceptance
 from sglang_jetspec.verification.path_logits import (
     Penalties,
     ban_early_stops,
     count_tokens,
+    path_tokens,
     penalize,
 )
 from sglang_jetspec.window import counting
+
+
+def _reads_output(info: Any) -> bool:
+    """Whether a batch's logits depend on what its requests have generated."""
+    return info.acc_additive_penalties is not None or info.has_custom_logit_processor
 
 
 def _grown(table: Tensor, columns: int) -> Tensor:
@@ -48,11 +55,11 @@ def stop_tokens(req: Any) -> list[int]:
 
 
 class RequestState:
-    """Penalties, minimum lengths and logit bias at every tree node.
+    """Logit processing at every tree node, in plain decoding's order.
 
-    The tables are empty, and every method returns at once, until a request with a penalty or a
-    minimum length is prefilled. From then on every prefill writes its requests' rows, so that a
-    reused slot never shows the settings of its last owner.
+    Penalties and minimum length, grammar masks, logit bias, custom processors. The tables are
+    empty until a request that needs its output is prefilled. From then on every prefill writes
+    its requests' rows, so that a reused slot never shows the settings of its last owner.
     """
 
     def __init__(self, slots: int, depth: int, device: torch.device | str) -> None:
@@ -71,7 +78,7 @@ class RequestState:
         Each chunk of a long prompt and each return of a retracted request comes here.
         """
         info = batch.sampling_info
-        if not self.used and info.acc_additive_penalties is None:
+        if not self.used and not _reads_output(info):
             return
         self.used = True
         reqs, rows = batch.reqs, batch.req_pool_indices
@@ -116,27 +123,36 @@ class RequestState:
 
     def emit(self, batch: Any, tokens: Tensor) -> None:
         """After a prefill: [B] sampled tokens, each the first of its request or the next."""
-        if batch.sampling_info.acc_additive_penalties is None:
+        if not _reads_output(batch.sampling_info):
             return
         rows = batch.req_pool_indices
         # Negative in a chunk that is not the last, whose sampled token is nothing.
         columns = (batch.seq_lens - self.prompt_lens[rows]).clamp(min=0)
         self.outputs[rows, columns] = tokens.int()
 
-    def adjust(self, batch: Any, tree: DraftTree, logits: Tensor) -> None:
-        """Give the logits [B, N, V] of every node what plain decoding gives them, in place."""
-        info = batch.sampling_info
+    def adjust(self, batch: Any, tree: DraftTree, logits: Tensor, grammar_mask: Any) -> None:
+        """Give the logits [B, N, V] of every node what plain decoding gives them, in place.
+
+        grammar_mask: SGLang's GrammarMask over the B * N nodes, or None.
+        """
+        info, rows = batch.sampling_info, batch.req_pool_indices
         if info.acc_additive_penalties is not None:
-            rows = batch.req_pool_indices
             lengths = self._output_lens(batch)
             penalize(logits, tree, self._penalties(rows, lengths, logits.shape[2]), self.depth)
             ban_early_stops(logits, tree.depths, self.stops[rows], self.minimum[rows] - lengths)
+        if grammar_mask is not None:
+            grammar_mask.apply(logits.flatten(0, 1))
         if info.logit_bias is not None:
             logits.add_(info.logit_bias.unsqueeze(1))
+        if info.has_custom_logit_processor:
+            held = zip(self.outputs[rows].tolist(), self._output_lens(batch), strict=True)
+            outputs = [tokens[: int(length)] for tokens, length in held]
+            paths = path_tokens(tree, self.depth)
+            apply_processors(logits, info, batch.reqs, outputs, paths)
 
     def advance(self, batch: Any, acceptance: Acceptance) -> None:
         """Append what the round committed."""
-        if batch.sampling_info.acc_additive_penalties is None:
+        if not _reads_output(batch.sampling_info):
             return
         columns = self._output_lens(batch).unsqueeze(1) + counting(self.depth + 1, self.device)
         # Padding lands past the output, where the next round writes.

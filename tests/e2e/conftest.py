@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import law
 import pytest
+from features import FEATURES
 from harness import PLAIN, Answer, Server
 from workloads import WORKLOADS
 
@@ -27,7 +28,7 @@ class Plain:
 def plain() -> Plain:
     with PLAIN.server() as server:
         return Plain(
-            {name: workload.ask(server) for name, workload in WORKLOADS.items()},
+            {name: asked.ask(server) for name, asked in (WORKLOADS | FEATURES).items()},
             {name: law.draw(server, settings) for name, settings in law.SETTINGS.items()},
         )
 

@@ -39,6 +39,10 @@ ASKED = [
 STOPS = [[2, 5], [3], [7, 8, 9], [1], []]
 
 
+class Batch(SimpleNamespace):
+    """A namespace that takes weak references."""
+
+
 def random_trees(random, batch, width=3, nodes=14):
     logits = torch.randn(batch, DEPTH, VOCAB, generator=random)
     logprobs, tokens = logits.log_softmax(-1).topk(width)
@@ -59,7 +63,7 @@ def plain_logits(logits, output, request):
     )
     tokenizer = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=None)
     req = SimpleNamespace(sampling_params=params, eos_token_ids=None, tokenizer=tokenizer)
-    batch = SimpleNamespace(device="cpu", reqs=[req])
+    batch = Batch(device="cpu", reqs=[req])
     orchestrator = BatchedPenalizerOrchestrator(VOCAB, batch, PENALIZERS)
     for token in output:
         orchestrator.cumulate_output_tokens(torch.tensor([token]))
