@@ -33,17 +33,16 @@ def _reads_output(info: Any) -> bool:
 
 
 def _grown(table: Tensor, columns: int) -> Tensor:
-    missing = columns - table.shape[1]
-    if missing <= 0:
-        return table
-    return torch.cat([table, table.new_zeros(len(table), missing)], 1)
+    """At least ``columns`` columns; new ones repeat the first."""
+    missing = max(columns - table.shape[1], 0)
+    return torch.cat([table, table[:, :1].expand(-1, missing)], 1) if missing else table
 
 
 def _padded(rows: list[list[int]], device: torch.device | str) -> Tensor:
-    """[B, longest] int64; short rows repeat their first entry, empty ones hold 0."""
-    longest = max(map(len, rows))
+    """[B, longest, at least 1] int64; short rows repeat their first entry, empty ones hold 0."""
+    longest = max(1, *map(len, rows))
     filled = [row + (row[:1] or [0]) * (longest - len(row)) for row in rows]
-    return torch.tensor(filled, dtype=torch.int64, device=device).view(len(rows), longest)
+    return torch.tensor(filled, dtype=torch.int64, device=device)
 
 
 def stop_tokens(req: Any) -> list[int]:
@@ -102,9 +101,7 @@ class RequestState:
     def _write_stops(self, rows: Tensor, stops: list[list[int]]) -> None:
         new = _padded(stops, self.device)
         self.stops = _grown(self.stops, new.shape[1])
-        filler = new[:, :1] if new.shape[1] else self.stops.new_zeros(len(rows), 1)
-        self.stops[rows] = filler
-        self.stops[rows, : new.shape[1]] = new
+        self.stops[rows] = _grown(new, self.stops.shape[1])
 
     def _replace_penalties(self, info: Any, rows: Tensor, lengths: list[int]) -> None:
         """Plain sampling's penalties, counted from the output and not from nothing."""

@@ -24,6 +24,7 @@ class Request:
     slot: int
     output_ids: list = field(default_factory=list)
     eos_token_ids: set = field(default_factory=lambda: {1})
+    stops: set = field(default_factory=lambda: {3})
 
     @property
     def origin_input_ids(self):
@@ -41,7 +42,7 @@ class Request:
             presence_penalty=presence,
             repetition_penalty=repetition,
             min_new_tokens=minimum,
-            stop_token_ids={3},
+            stop_token_ids=self.stops,
             max_new_tokens=40,
         )
 
@@ -78,7 +79,7 @@ def expected(logits, request, output):
         value = logits[token] - frequency * count - presence * (count > 0)
         if count:
             value = value * repetition if value < 0 else value / repetition
-        if token in (1, 2, 3) and len(output) < minimum:
+        if token in {1, 2} | request.stops and len(output) < minimum:
             value = torch.tensor(float("-inf"))
         result[token] = value
     return result
@@ -135,6 +136,8 @@ def test_every_life_of_a_request_counts_its_whole_output(seed):
     torch.manual_seed(seed)
     state = RequestState(SLOTS, DEPTH, "cpu")
     waiting = [Request(rng.randint(6, 9), ASKED[i % len(ASKED)], -1) for i in range(10)]
+    for request in waiting:
+        request.stops = set(rng.sample(range(3, VOCAB), rng.randint(0, 6)))
     free, running = list(range(SLOTS)), []
     for _ in range(30):
         action = rng.random()

@@ -116,6 +116,14 @@ GRAMMAR_FEATURES = {
     ),
     "logprobs under a grammar": Feature(greedy(8, 45, *GRAMMARS, **LOGPROBS)),
 }
+TAG = {
+    "type": "tag",
+    "begin": "<call>",
+    "content": {"type": "json_schema", "json_schema": SCHEMA},
+    "end": "</call>",
+}
+STRUCTURAL_TAG = {"structural_tag": json.dumps({"type": "structural_tag", "format": TAG})}
+TAG_FEATURES = {"structural_tag": Feature(greedy(12, 46, STRUCTURAL_TAG))}
 NO_REPEAT = {"custom_params": {"ngram_size": 2, "window_size": 90}}
 BANNED = {"custom_params": {"token_ids": list(range(30, 600, 7))}}
 PROCESSOR_FEATURES = {
@@ -140,4 +148,4 @@ PROCESSOR_FEATURES = {
         ]
     ),
 }
-FEATURES = LOGIT_FEATURES | LOGPROB_FEATURES | GRAMMAR_FEATURES | PROCESSOR_FEATURES
+FEATURES = LOGIT_FEATURES | LOGPROB_FEATURES | GRAMMAR_FEATURES | TAG_FEATURES | PROCESSOR_FEATURES
