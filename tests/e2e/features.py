@@ -98,17 +98,21 @@ SCHEMA = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-EBNF = """root ::= line line? line?
-line ::= word (" " word)* ".\\n"
-word ::= "yes" | "no" | [a-z] [a-z]+
+# Close to what the fixture says, so that whole drafts are accepted and grammars end inside trees.
+SENTENCES = r"[A-Za-z0-9 ,:+=]{5,90}\.( [A-Z][A-Za-z0-9 ,:+=]{3,60}\.){0,2}"
+EBNF = """root ::= sentence (" " sentence)? | word ("; " word)+
+sentence ::= [A-Z] [A-Za-z0-9 ,:+=]* "."
+word ::= "yes" | "no" | [a-z] [a-z]
 """
-GRAMMARS = (
-    {"regex": r"(yes|no), [a-z]{3,9}( [a-z]{2,7}){1,6}\."},
-    {"json_schema": json.dumps(SCHEMA)},
-    {"ebnf": EBNF},
+EBNF_AS_REGEX = (
+    r"[A-Z][A-Za-z0-9 ,:+=]*\.( [A-Z][A-Za-z0-9 ,:+=]*\.)?"
+    r"|(yes|no|[a-z]{2})(; (yes|no|[a-z]{2}))+"
 )
+GRAMMARS = ({"regex": SENTENCES}, {"json_schema": json.dumps(SCHEMA)}, {"ebnf": EBNF})
+FAR_FROM_THE_MODEL = {"regex": r"(yes|no), [a-z]{3,9}( [a-z]{2,7}){1,6}!"}
 GRAMMAR_FEATURES = {
     "regex": Feature(greedy(12, 41, GRAMMARS[0])),
+    "unlikely regex": Feature(greedy(12, 47, FAR_FROM_THE_MODEL)),
     "json_schema": Feature(greedy(12, 42, GRAMMARS[1])),
     "ebnf": Feature(greedy(12, 43, GRAMMARS[2])),
     "grammars among others": Feature(

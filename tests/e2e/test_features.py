@@ -5,6 +5,7 @@ import re
 
 import pytest
 from features import (
+    EBNF_AS_REGEX,
     FEATURES,
     GRAMMAR_FEATURES,
     GRAMMARS,
@@ -46,7 +47,7 @@ def test_every_id_equals_plain_decoding(server, plain, name):
     answers = FEATURES[name].ask(server)
     assert ids(answers) == ids(plain.answers[name])
     rounds = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
-    assert sum(map(len, ids(answers))) > 1.1 * rounds, "nothing was accepted: nothing was tested"
+    assert sum(map(len, ids(answers))) > 1.04 * rounds, "nothing was accepted: nothing was tested"
 
 
 @servers(SETUPS)
@@ -80,7 +81,7 @@ def test_a_retracted_request_keeps_its_counts(server, plain, name):
 @servers(SMALL_POOLS)
 def test_the_small_pool_did_retract(server):
     Feature(FEATURES["all penalties"].bodies, batch=16).ask(server)
-    assert "retract" in server.log_text().lower()
+    assert "Retract requests" in server.log_text()
 
 
 @servers(LLGUIDANCE)
@@ -107,7 +108,7 @@ def assert_in_grammar(answer, sampling):
     if "regex" in sampling:
         assert re.fullmatch(sampling["regex"], text)
     if "ebnf" in sampling:
-        assert re.fullmatch(r"((yes|no|[a-z]{2,})( (yes|no|[a-z]{2,}))*\.\n){1,3}", text)
+        assert re.fullmatch(EBNF_AS_REGEX, text)
     if "json_schema" in sampling:
         found = json.loads(text)
         assert list(found) == SCHEMA["required"]
