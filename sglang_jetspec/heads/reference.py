@@ -87,8 +87,9 @@ class DraftMLP(nn.Module):
 class DraftLayer(nn.Module):
     """Pre-norm decoder layer; the context enters un-normed by `input_layernorm`."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: HeadConfig, dropout: float) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = DraftAttention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -97,20 +98,26 @@ class DraftLayer(nn.Module):
     def forward(
         self, rows: Tensor, context: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor
     ) -> Tensor:
-        rows = rows + self.self_attn(self.input_layernorm(rows), context, rotary, mask)
-        return rows + self.mlp(self.post_attention_layernorm(rows))
+        attended = self.self_attn(self.input_layernorm(rows), context, rotary, mask)
+        rows = rows + self.dropout(attended)
+        return rows + self.dropout(self.mlp(self.post_attention_layernorm(rows)))
 
 
 class JetSpecHead(nn.Module):
-    """The draft head without embedding and LM head, which are the target's."""
+    """The draft head without embedding and LM head, which are the target's.
 
-    def __init__(self, config: HeadConfig) -> None:
+    `dropout` of each layer's two contributions acts in training mode only.
+    """
+
+    def __init__(self, config: HeadConfig, dropout: float = 0.0) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.config = config
         self.fc = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            DraftLayer(config, dropout) for _ in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
 
     def fuse(self, taps: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ FIXTURE = HERE.parent / "fixtures" / "tiny-qwen3"
 PLAIN_ARGS = (
     *("--model-path", str(FIXTURE / "target"), "--device", "cpu", "--dtype", "float32"),
     *("--context-length", "512", "--max-total-tokens", "16384"),
-    *("--max-running-requests", "16", "--random-seed", "7", "--enable-custom-logit-processor"),
+    *("--max-running-requests", "64", "--random-seed", "7", "--enable-custom-logit-processor"),
 )
 HEAD_ARGS = (
     *("--speculative-algorithm", "JETSPEC"),

@@ -10,7 +10,7 @@ from scipy.stats import chi2_contingency
 from workloads import prompts
 
 DRAWS = 4000
-AT_ONCE = 250
+AT_ONCE = 500
 TOKENS = 4
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},

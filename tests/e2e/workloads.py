@@ -49,14 +49,14 @@ class Workload:
         return generate_all(server, self.prompts(), self.batch, **self.sampling)
 
 
-LIMIT_LENGTHS = tuple(CONTEXT - tail for tail in (3, 4, 5, 8, 12, 17, 40, 70))
+LIMIT_LENGTHS = tuple(CONTEXT - tail for tail in (7, 8, 9, 12, 17, 25, 40, 70))
 
 WORKLOADS = {
     "single": Workload(lambda: prompts(40), 1, {"max_new_tokens": 64}),
     "batched": Workload(lambda: prompts(160, seed=1), 8, {"max_new_tokens": 64}),
     "lengths": Workload(lambda: prompts(18, seed=2), 6, {"max_new_tokens": 17, "ignore_eos": True}),
     "context_limit": Workload(
-        lambda: long_prompts(LIMIT_LENGTHS), 8, {"max_new_tokens": CONTEXT, "ignore_eos": True}
+        lambda: long_prompts(LIMIT_LENGTHS), 8, {"max_new_tokens": None, "ignore_eos": True}
     ),
     "long": Workload(lambda: long_prompts((150, 300, 200, 410)), 4, {"max_new_tokens": 48}),
 }

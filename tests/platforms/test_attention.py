@@ -16,6 +16,12 @@ from sglang_jetspec.platforms.cpu.attention_plan import group_by_length
 SLOTS, WIDTH, ROWS = 4096, 1200, 16
 
 
+class Layer(SimpleNamespace):
+    """A layer's attributes; hashable, as a module is."""
+
+    __hash__ = object.__hash__
+
+
 class FakePool(MHATokenToKVPool):
     """SGLang's pool interface over one layer's buffers."""
 
@@ -57,7 +63,7 @@ class Case:
         self.backend = attention.CpuAttentionBackend(runner)
 
     def layer(self, attn_type=AttentionType.DECODER, window=-1, logit_cap=0.0):
-        return SimpleNamespace(
+        return Layer(
             layer_id=0,
             tp_q_head_num=self.heads,
             tp_k_head_num=self.kv_heads,

@@ -39,6 +39,8 @@ class TrainConfig:
     learning_rate: float = 6e-4
     warmup_share: float = 0.04
     weight_decay: float = 0.01
+    dropout: float = 0.0
+    """Dropout of each layer's contributions; helps when the answers are seen several times."""
     max_grad_norm: float = 1.0
     device: str = "cpu"
     """Where the target and the head compute, for example "cuda"."""

@@ -79,6 +79,7 @@ def train(
             rate = learning_rate(config, share)
             for group in optimizer.param_groups:
                 group["lr"] = rate
+            torch.manual_seed(config.seed + progress.step)  # dropout of a resumed run repeats
             log.add(train_step(head, target, config, optimizer, batch_at(progress.step)))
             progress.step += 1
             progress.seconds = time.perf_counter() - begun

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sglang_jetspec.heads.reference import JetSpecHead, block_ids
 from sglang_jetspec.tools.train.batches import Batch
+from sglang_jetspec.tools.train.kl import FrozenHeadKL
 from sglang_jetspec.tools.train.target import FrozenTarget
 
 
@@ -40,16 +41,11 @@ def block_hidden(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> Tenso
 def block_loss(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> BlockLoss:
     """KL(target || head) at temperature 1 over the draft vocabulary (JetSpec paper, training)."""
     hidden = block_hidden(head, target, batch)[batch.supervised]  # [M,H]
-    lm_head = target.draft_lm_head.to(hidden.dtype)
-    draft_logits = F.linear(hidden, lm_head).float()
-    with torch.no_grad():
-        teacher = F.linear(batch.finals[batch.supervised].to(hidden.dtype), lm_head).float()
-        matches = torch.zeros_like(batch.supervised)
-        matches[batch.supervised] = draft_logits.argmax(-1) == teacher.argmax(-1)
-        log_p = teacher.log_softmax(-1)
-        p = log_p.exp()
-        entropy = -(p * log_p).sum(-1).mean()
-    return BlockLoss(F.cross_entropy(draft_logits, p) - entropy, matches)
+    teacher = batch.finals[batch.supervised].to(hidden.dtype)
+    kl, same = FrozenHeadKL.apply(hidden, teacher, target.draft_lm_head.to(hidden.dtype))
+    matches = torch.zeros_like(batch.supervised)
+    matches[batch.supervised] = same
+    return BlockLoss(kl, matches)
 
 
 def chain_acceptance(matches: Tensor) -> Tensor:

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 import tyro
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
+from sglang_jetspec.heads.format import parse_head_config
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.batches import Batch, BatchSource, pick_examples
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints
 from sglang_jetspec.tools.train.config import TrainConfig
 from sglang_jetspec.tools.train.data import Example, draft_vocabulary, is_held_out, load_examples
-from sglang_jetspec.tools.train.export import export_checkpoint, export_details
+from sglang_jetspec.tools.train.export import export_checkpoint, export_details, raw_config
 from sglang_jetspec.tools.train.features import FeatureStore, capture_features
 from sglang_jetspec.tools.train.loop import train
 from sglang_jetspec.tools.train.target import (
@@ -40,8 +41,14 @@ class TrainingRun:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+        check_config(config)
         tokenizer = AutoTokenizer.from_pretrained(config.target)
         examples = load_examples(config.prompts, config.answers, tokenizer, config.licenses)
+        if any(config.mask_token_id in example.token_ids for example in examples):
+            raise ValueError(
+                f"--mask-token-id is {config.mask_token_id}, which occurs in the training text; "
+                f"give an unused token of the target"
+            )
         self.store: FeatureStore = capture_features(
             config.target,
             config.target_layer_ids,
@@ -84,8 +91,18 @@ class TrainingRun:
         model = load_target(self.config.target)
         ids = self.draft_token_ids
         shape = head_config(self.config, model.config, None if ids is None else len(ids))
-        device = self.config.device
-        return freeze(model, ids, device), initial_head(shape, model, tap_sample).to(device)
+        head = initial_head(shape, model, tap_sample, self.config.dropout)
+        return freeze(model, ids, self.config.device), head.to(self.config.device)
+
+
+def check_config(config: TrainConfig) -> None:
+    """Refuse before the first forward pass what a loader would refuse after the last.
+
+    Raises HeadError.
+    """
+    target = AutoConfig.from_pretrained(config.target)
+    shape = head_config(config, target, config.draft_vocab_size)
+    parse_head_config(raw_config(shape))
 
 
 def run(config: TrainConfig) -> dict[str, object]:

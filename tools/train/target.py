@@ -72,7 +72,7 @@ def tap_scales(taps: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def initial_head(config: HeadConfig, model: nn.Module, taps: Tensor) -> JetSpecHead:
+def initial_head(config: HeadConfig, model: nn.Module, taps: Tensor, dropout: float) -> JetSpecHead:
     """A head over scaled taps that starts from the target's last layers.
 
     `taps` [M, T*H] is a sample of raw tapped states. `fc` passes the deepest tap through and mixes
@@ -80,7 +80,7 @@ def initial_head(config: HeadConfig, model: nn.Module, taps: Tensor) -> JetSpecH
     projections first see what the target's own layers would. Query and key norms absent from the
     target start at the magnitude its own layers produce.
     """
-    head = JetSpecHead(config)
+    head = JetSpecHead(config, dropout)
     layers = model.model.layers[-config.num_hidden_layers :]
     hidden, tap_count = config.hidden_size, len(config.target_layer_ids)
     deepest = taps[:, -hidden:].float()  # [M,H]

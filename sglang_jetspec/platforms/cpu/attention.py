@@ -37,6 +37,7 @@ class CpuAttentionBackend(AttentionBackend):
         self.req_to_token_pool = model_runner.req_to_token_pool
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.forward_metadata: DecodePlan | ExtendPlan | VerifyPlan | None = None
+        self._layer_specs: dict[RadixAttention, attention_ops.LayerSpec] = {}
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         mode = forward_batch.forward_mode
@@ -106,27 +107,43 @@ class CpuAttentionBackend(AttentionBackend):
         save_kv_cache: bool,
         extra: dict[str, Any],
     ) -> torch.Tensor:
-        """q: [tokens, Hq*D]; k: [tokens, Hkv, D]; v: [tokens, Hkv, Dv]. Returns [tokens, Hq*Dv]."""
-        _check_layer(layer, extra)
+        if extra:
+            _check_options(extra, layer)
+        if save_kv_cache and k is not None and v is not None:
+            loc = KVWriteLoc(forward_batch.out_cache_loc)
+            self.token_to_kv_pool.set_kv_buffer(layer, loc, k, v)
+        return self.attend(q, layer)
+
+    def attend(self, q: torch.Tensor, layer: RadixAttention) -> torch.Tensor:
+        """Attention of the batch's rows once their K/V is stored.
+
+        q: [tokens, Hq*D] or [tokens, Hq, D]. Returns [tokens, Hq*Dv].
+        """
         if self.forward_metadata is None:
             raise RuntimeError("init_forward_metadata must run before a layer's attention.")
         pool = self.token_to_kv_pool
-        if save_kv_cache and k is not None and v is not None:
-            pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc), k, v)
-        queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         output = attention_ops.attend(
             self.forward_metadata,
-            queries,
+            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             pool.get_key_buffer(layer.layer_id),
             pool.get_value_buffer(layer.layer_id),
-            attention_ops.LayerSpec(
+            self._layer_spec(layer),
+        )
+        return output.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+    def _layer_spec(self, layer: RadixAttention) -> attention_ops.LayerSpec:
+        """The layer's attention options, checked the first time."""
+        spec = self._layer_specs.get(layer)
+        if spec is None:
+            _check_layer(layer)
+            spec = attention_ops.LayerSpec(
                 scale=layer.scaling,
                 causal=layer.attn_type is not AttentionType.ENCODER_ONLY,
                 window=layer.sliding_window_size,
                 logit_cap=layer.logit_cap,
-            ),
-        )
-        return output.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
+            )
+            self._layer_specs[layer] = spec
+        return spec
 
 
 def register_cpu_attention_backend() -> None:
@@ -161,23 +178,25 @@ def _check_model(model_runner: Any) -> None:
     )
 
 
-def _check_layer(layer: RadixAttention, extra: dict[str, Any]) -> None:
-    """Raise ValueError for layer options that change the attention result."""
-    options = [name for name, value in extra.items() if value is not None and value is not False]
-    if layer.is_cross_attention:
-        options.append("is_cross_attention")
-    if layer.xai_temperature_len > 0:
-        options.append("xai_temperature_len")
-    if layer.logit_cap and layer.logit_capping_method != "tanh":
-        options.append(f"logit_capping_method={layer.logit_capping_method}")
-    if layer.pos_encoding_mode != "NONE":
-        options.append(f"pos_encoding_mode={layer.pos_encoding_mode}")
-    if layer.attn_type is AttentionType.DECODER_BIDIRECTIONAL:
-        options.append(f"attn_type={layer.attn_type.value}")
-    if layer.attn_type is AttentionType.ENCODER_ONLY and layer.sliding_window_size >= 0:
-        options.append(f"sliding_window_size={layer.sliding_window_size} with ENCODER_ONLY")
-    if options:
+def _check_layer(layer: RadixAttention) -> None:
+    """Raise ValueError for layer attributes that change the attention result."""
+    options: dict[str, Any] = {
+        "is_cross_attention": layer.is_cross_attention,
+        "xai_temperature_len": layer.xai_temperature_len > 0,
+        "logit_capping_method": bool(layer.logit_cap) and layer.logit_capping_method != "tanh",
+        "pos_encoding_mode": layer.pos_encoding_mode != "NONE",
+        "attn_type": layer.attn_type is AttentionType.DECODER_BIDIRECTIONAL,
+        "sliding_window_size with ENCODER_ONLY": layer.attn_type is AttentionType.ENCODER_ONLY
+        and layer.sliding_window_size >= 0,
+    }
+    _check_options(options, layer)
+
+
+def _check_options(options: dict[str, Any], layer: RadixAttention) -> None:
+    """Raise ValueError when any of a layer's options is set."""
+    used = [name for name, value in options.items() if value is not None and value is not False]
+    if used:
         raise ValueError(
-            f"attention backend {ATTENTION_BACKEND!r} does not serve {', '.join(options)} "
+            f"attention backend {ATTENTION_BACKEND!r} does not serve {', '.join(used)} "
             f"(layer {layer.layer_id}); use another attention backend or a GPU host."
         )

@@ -73,8 +73,8 @@ def _padded(
     folded = queries.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     output = _sdpa(
         folded,
-        _gather(keys, group.slots, queries.dtype),
-        _gather(values, group.slots, queries.dtype),
+        group.slots.read(keys, queries.dtype),
+        group.slots.read(values, queries.dtype),
         _bias(group, heads // kv_heads, spec, queries.dtype),
         spec,
     )
@@ -91,16 +91,15 @@ def _extend(
 ) -> torch.Tensor:
     """queries: [length, Hq, D]. Returns [length, Hq, Dv]."""
     group = queries.shape[1] // keys.shape[1]
-    slots = segment.slots.unsqueeze(0)
-    k = _gather(keys, slots, queries.dtype).repeat_interleave(group, dim=1)
-    v = _gather(values, slots, queries.dtype).repeat_interleave(group, dim=1)
+    k = segment.slots.read(keys, queries.dtype).repeat_interleave(group, dim=1)
+    v = segment.slots.read(values, queries.dtype).repeat_interleave(group, dim=1)
     q = queries.transpose(0, 1).unsqueeze(0)
     plain = spec.window < 0 and not spec.logit_cap
     if plain and (segment.prefix == 0 or not spec.causal):
         output = scaled_dot_product_attention(q, k, v, scale=spec.scale, is_causal=spec.causal)
         return output[0].transpose(0, 1)
     parts = []
-    key_positions = torch.arange(slots.shape[1])
+    key_positions = torch.arange(k.shape[2])
     for start in range(0, segment.length, EXTEND_ROWS):
         rows = q[:, :, start : start + EXTEND_ROWS]
         end = segment.prefix + start + rows.shape[2]
@@ -113,12 +112,6 @@ def _extend(
         end = visible_keys.shape[0]
         parts.append(_sdpa(rows, k[:, :, :end], v[:, :, :end], bias, spec))
     return torch.cat(parts, dim=2)[0].transpose(0, 1)
-
-
-def _gather(buffer: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows `slots` [b, L] of [slots, H, D], as [b, H, L, D]."""
-    rows = buffer.flatten(1).index_select(0, slots.flatten())
-    return rows.view(*slots.shape, *buffer.shape[1:]).transpose(1, 2).to(dtype)
 
 
 def _bias(

@@ -12,18 +12,42 @@ import torch
 GROUP_SLACK = 256
 
 
+class Slots:
+    """KV slots to read, [b, L] int64: an index to gather by, or a slice where they are in a row."""
+
+    def __init__(self, slots: torch.Tensor) -> None:
+        self.shape = slots.shape
+        self.index = slots.flatten()
+        self.span: slice | None = None
+        if slots.shape[0] == 1 and slots.shape[1] > 0:
+            start, end = int(slots[0, 0]), int(slots[0, -1]) + 1
+            if end - start == slots.shape[1] and bool((self.index.diff() == 1).all()):
+                self.span = slice(start, end)
+
+    def read(self, buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The rows of a layer's buffer [slots, H, D], as [b, H, L, D] in `dtype`."""
+        if self.span is not None:
+            rows = buffer[self.span].unsqueeze(0)
+        else:
+            rows = (
+                buffer.flatten(1).index_select(0, self.index).view(*self.shape, *buffer.shape[1:])
+            )
+        rows = rows.transpose(1, 2)
+        return rows if rows.dtype is dtype else rows.to(dtype)
+
+
 @dataclass
 class PaddedGroup:
     """Requests attended together in one call, padded to the longest.
 
     rows: [b] int64 indices into the batch, or None when the group is the whole batch.
-    slots: [b, L] int64 KV slots, 0 where padded. visible: [b, n, L] bool, or None when every key is
+    slots: [b, L] KV slots, 0 where padded. visible: [b, n, L] bool, or None when every key is
     visible to every row. query_positions: [b, n]; key_positions: [b, L] (sliding windows only).
     bidirectional: like `visible` for ENCODER_ONLY layers.
     """
 
     rows: torch.Tensor | None
-    slots: torch.Tensor
+    slots: Slots
     visible: torch.Tensor | None
     bidirectional: torch.Tensor | None
     query_positions: torch.Tensor
@@ -53,7 +77,7 @@ class ExtendSegment:
     start: int
     length: int
     prefix: int
-    slots: torch.Tensor
+    slots: Slots
 
 
 @dataclass
@@ -75,7 +99,7 @@ def plan_decode(
         visible = None if inside is None else inside.unsqueeze(1)
         positions = torch.arange(slots.shape[1]).expand_as(slots)
         groups.append(
-            PaddedGroup(rows, slots, visible, visible, (lengths - 1).unsqueeze(1), positions)
+            PaddedGroup(rows, Slots(slots), visible, visible, (lengths - 1).unsqueeze(1), positions)
         )
     return DecodePlan(groups)
 
@@ -108,7 +132,7 @@ def plan_verify(
         groups.append(
             PaddedGroup(
                 rows,
-                torch.cat((slots, _select(block, rows)), dim=1),
+                Slots(torch.cat((slots, _select(block, rows)), dim=1)),
                 torch.cat((prefix, _select(tree, rows)), dim=2),
                 None
                 if inside is None
@@ -131,8 +155,8 @@ def plan_extend(
     for row, prefix, length in zip(
         req_pool_indices.tolist(), prefix_lens.tolist(), extend_lens.tolist(), strict=True
     ):
-        slots = req_to_token[row, : prefix + length].to(torch.int64)
-        segments.append(ExtendSegment(start, length, prefix, slots))
+        slots = req_to_token[row, : prefix + length].to(torch.int64).unsqueeze(0)
+        segments.append(ExtendSegment(start, length, prefix, Slots(slots)))
         start += length
     return ExtendPlan(segments)
 

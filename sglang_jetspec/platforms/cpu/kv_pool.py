@@ -3,18 +3,53 @@
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, unwrap_write_loc
 
 
 class CpuMHATokenToKVPool(MHATokenToKVPool):
-    """SGLang's pool without the Triton KV copy that any speculative algorithm switches on."""
+    """SGLang's pool without Triton, with all layers in one tensor so that a move is one copy."""
+
+    kv_buffer: torch.Tensor | None = None  # [K and V, layers, slots, heads, head size]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.use_native_move_kv_cache = True
+        self._plain = self.store_dtype is self.dtype and not self.is_quantized_kv_cache
+
+    def set_kv_buffer(
+        self,
+        layer: Any,
+        loc_info: Any,
+        cache_k: torch.Tensor,
+        cache_v: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if args or kwargs or not self._plain or cache_k.dtype is not self.dtype:
+            super().set_kv_buffer(layer, loc_info, cache_k, cache_v, *args, **kwargs)
+            return
+        slots, _, _ = unwrap_write_loc(loc_info)
+        index = layer.layer_id - self.start_layer
+        self.k_buffer[index].index_copy_(0, slots, cache_k)
+        self.v_buffer[index].index_copy_(0, slots, cache_v)
+
+    def _create_buffers_normal(self) -> None:
+        k_shape, v_shape = self._kv_buffer_shapes()
+        if k_shape != v_shape or self.kv_cache_layout != "nhd":
+            super()._create_buffers_normal()
+            return
+        self.kv_buffer = torch.zeros(2, self.layer_num, *k_shape, dtype=self.store_dtype)
+        self.k_buffer, self.v_buffer = (list(half) for half in self.kv_buffer)
 
     def _init_kv_copy_and_warmup(self) -> None:
         self._kv_copy_config = None
+
+    def _move_kv_cache_impl(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
+        if self.kv_buffer is None or self.is_quantized_kv_cache:
+            super()._move_kv_cache_impl(tgt_loc, src_loc)
+            return
+        rows = self.kv_buffer.index_select(2, src_loc.flatten())
+        self.kv_buffer.index_copy_(2, tgt_loc.flatten(), rows)
 
 
 def verify_cache_locs(

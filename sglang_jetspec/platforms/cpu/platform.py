@@ -11,6 +11,9 @@ from sglang.srt.platforms.interface import KVPoolKind, SRTPlatform
 ATTENTION_BACKEND = "jetspec_cpu"
 DISPATCH_KEY = "jetspec_cpu"
 
+# `native` keeps SGLang's plain-torch operators, to bisect numerical differences and to compare.
+CPU_OPS_VARIABLE = "SGLANG_JETSPEC_CPU_OPS"
+
 DEFAULT_MAX_RUNNING_REQUESTS = 16
 # KV rows a host serves unless `--max-total-tokens` says otherwise. SGLang would take most of the
 # memory and zero it before it listens.
@@ -75,11 +78,30 @@ class JetSpecCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         from sglang_jetspec.platforms.cpu.attention import register_cpu_attention_backend
+        from sglang_jetspec.platforms.cpu.fused_ops import register_fused_ops
 
         register_cpu_attention_backend()
+        if fast_ops_enabled():
+            register_fused_ops(DISPATCH_KEY)
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        from sglang_jetspec.platforms.cpu.dense_decoder import install_dense_decoder
+        from sglang_jetspec.platforms.cpu.linear import pack_model
+
+        if fast_ops_enabled():
+            pack_model(model)
+            install_dense_decoder(model)
 
     def get_dispatch_key_name(self) -> str:
         return DISPATCH_KEY
+
+
+def fast_ops_enabled() -> bool:
+    """Whether models run on this platform's operators (see CPU_OPS_VARIABLE)."""
+    choice = os.environ.get(CPU_OPS_VARIABLE, "fast")
+    if choice not in ("fast", "native"):
+        raise ValueError(f"{CPU_OPS_VARIABLE}={choice!r}: use 'fast' (default) or 'native'.")
+    return choice == "fast"
 
 
 def default_max_total_tokens(max_running_requests: int, context_length: int | None) -> int:

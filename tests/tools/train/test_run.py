@@ -60,9 +60,9 @@ def test_training_lowers_the_loss(train_config):
 
 
 def test_interrupted_run_ends_where_an_uninterrupted_one_does(train_config, tmp_path, monkeypatch):
-    whole = train_config(out=tmp_path / "whole")
+    whole = train_config(out=tmp_path / "whole", dropout=0.1)
     run(whole)
-    resumed = train_config(out=tmp_path / "resumed", checkpoint_minutes=0.0)
+    resumed = train_config(out=tmp_path / "resumed", dropout=0.1, checkpoint_minutes=0.0)
     seen = []
     batch_at = TrainingRun.batch_at
 
@@ -113,6 +113,23 @@ def test_exported_head_reads_raw_taps_as_the_trained_one_reads_scaled(train_conf
     assert torch.equal(draft_token_ids, state.draft_token_ids)
     state.head.load_state_dict(published_weights(state.head.state_dict(), state.scales))
     torch.testing.assert_close(state.head.fuse(raw), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_layer_ids": (1, 3)}, "target_layer_ids"),
+        ({"mask_token_id": 100_000}, "mask_token_id"),
+        ({"block_size": 1}, "block_size"),
+        ({"draft_vocab_size": 100_000}, "draft_vocab_size"),
+        ({"mask_token_id": 1}, "occurs in the training text"),
+    ],
+)
+def test_unusable_settings_are_refused_before_any_work(train_config, changes, message):
+    config = train_config(**changes)
+    with pytest.raises(ValueError, match=message):
+        run(config)
+    assert not (config.out / "features").exists()
 
 
 def test_folder_without_checkpoint_is_explained(tmp_path):
