@@ -38,11 +38,10 @@ def _grown(table: Tensor, columns: int) -> Tensor:
     return torch.cat([table, table[:, :1].expand(-1, missing)], 1) if missing else table
 
 
-def _padded(rows: list[list[int]], device: torch.device | str) -> Tensor:
-    """[B, longest, at least 1] int64; short rows repeat their first entry, empty ones hold 0."""
+def _padded(rows: list[list[int]]) -> list[list[int]]:
+    """Rows of one length, at least 1: short ones repeat their first entry, empty ones hold 0."""
     longest = max(1, *map(len, rows))
-    filled = [row + (row[:1] or [0]) * (longest - len(row)) for row in rows]
-    return torch.tensor(filled, dtype=torch.int64, device=device)
+    return [row + (row[:1] or [0]) * (longest - len(row)) for row in rows]
 
 
 def stop_tokens(req: Any) -> list[int]:
@@ -83,29 +82,35 @@ class RequestState:
         reqs, rows = batch.reqs, batch.req_pool_indices
         params = [req.sampling_params for req in reqs]
         stops = [stop_tokens(req) for req in reqs]
-        shape = {"dtype": torch.int64, "device": self.device}
         knobs = [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in params]
         minimum = [p.min_new_tokens if ids else 0 for p, ids in zip(params, stops, strict=True)]
-        self.prompt_lens[rows] = torch.tensor([len(req.origin_input_ids) for req in reqs], **shape)
-        self.minimum[rows] = torch.tensor(minimum, **shape)
-        self.penalties[rows] = torch.tensor(knobs, device=self.device)
+        self.prompt_lens[rows] = self._sent([len(req.origin_input_ids) for req in reqs])
+        self.minimum[rows] = self._sent(minimum)
+        self.penalties[rows] = self._sent(knobs).float()
         self._write_stops(rows, stops)
         # A round may overshoot the limit, and the round after it is already under way.
         columns = max(p.max_new_tokens for p in params) + 2 * (self.depth + 1)
         self.outputs = _grown(self.outputs, columns)
-        past = _padded([list(req.output_ids) for req in reqs], self.device)
+        past = self._sent(_padded([list(req.output_ids) for req in reqs]))
         self.outputs[rows, : past.shape[1]] = past.int()
         if info.acc_additive_penalties is not None:
             self._replace_penalties(info, rows, [len(req.output_ids) for req in reqs])
 
+    def _sent(self, values: list[Any]) -> Tensor:
+        """A tensor on the device, without waiting for the work under way there."""
+        tensor = torch.tensor(values)
+        if torch.device(self.device).type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
     def _write_stops(self, rows: Tensor, stops: list[list[int]]) -> None:
-        new = _padded(stops, self.device)
+        new = self._sent(_padded(stops))
         self.stops = _grown(self.stops, new.shape[1])
         self.stops[rows] = _grown(new, self.stops.shape[1])
 
     def _replace_penalties(self, info: Any, rows: Tensor, lengths: list[int]) -> None:
         """Plain sampling's penalties, counted from the output and not from nothing."""
-        held = torch.tensor(lengths, device=self.device)
+        held = self._sent(lengths)
         penalties = self._penalties(rows, held, info.acc_additive_penalties.shape[1])
         additive = penalties.additive(penalties.counts)
         root = torch.zeros(len(rows), 1, dtype=torch.int64, device=self.device)

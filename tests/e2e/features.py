@@ -16,7 +16,7 @@ from sglang.srt.sampling.custom_logit_processor import (
 from sglang.srt.sampling.custom_logit_processor import (
     DisallowedTokensLogitsProcessor,
 )
-from workloads import prompts
+from workloads import long_prompts, prompts
 
 Body = dict[str, Any]
 PENALTIES: dict[str, float] = {
@@ -86,6 +86,16 @@ LOGPROB_FEATURES = {
     "all logprobs": Feature(greedy(20, 32, logprob_start_len=0, **LOGPROBS)),
     "logprobs of penalized output": Feature(
         greedy(20, 33, {**PENALTIES, "logit_bias": BIAS}, **LOGPROBS)
+    ),
+    "logprobs of long prompts": Feature(
+        lambda: [
+            {**body, "input_ids": list(prompt)}
+            for body, prompt in zip(
+                bodies(6, 34, [PENALTIES], logprob_start_len=0, **LOGPROBS),
+                long_prompts((150, 300, 200, 410, 65, 129)),
+                strict=True,
+            )
+        ]
     ),
 }
 SCHEMA = {
