@@ -38,11 +38,12 @@ def register() -> None:
         validate_server_args,
     )
     from sglang_jetspec.platforms.cpu.attention import register_cpu_attention_backend
-    from sglang_jetspec.requests import refuse_unserved
+    from sglang_jetspec.requests import refuse_foreign_tokens, refuse_unserved
 
     register_cpu_attention_backend()
     HookRegistry.register(HEAD_GATE, check_local_head, HookType.BEFORE)
     HookRegistry.register(REQUEST_GATE, refuse_unserved, HookType.BEFORE)
+    HookRegistry.register(REQUEST_GATE, refuse_foreign_tokens, HookType.BEFORE)
 
     @SpeculativeAlgorithm.register(
         ALGORITHM,

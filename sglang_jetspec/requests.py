@@ -39,3 +39,21 @@ def refuse_unserved(manager: Any, request: Any, *args: Any, **kwargs: Any) -> No
             f"{feature} is not served with --speculative-algorithm JETSPEC; drop it from the "
             "request, or send the request to a server without speculation."
         )
+
+
+def refuse_foreign_tokens(
+    manager: Any, request: Any, input_ids: list[int] | None, *args: Any, **kwargs: Any
+) -> None:
+    """Hook before SGLang's own request validation: token ids outside the vocabulary.
+
+    SGLang passes them on, and the embedding's look-up then ends the scheduler.
+    """
+    if not input_ids or isinstance(input_ids[0], list):
+        return
+    size = manager.model_config.vocab_size
+    lowest, highest = min(input_ids), max(input_ids)
+    if lowest < 0 or highest >= size:
+        raise ValueError(
+            f"input_ids holds {lowest if lowest < 0 else highest}; the model's token ids are 0 to "
+            f"{size - 1}."
+        )

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_jetspec.requests import unserved
+from sglang_jetspec.requests import refuse_foreign_tokens, unserved
 
 
 def request(parameters=None, **fields):
@@ -56,3 +56,14 @@ def test_a_grammar_backend_that_cannot_roll_back_is_named(kind):
     named = f"{kind} under --grammar-backend outlines"
     assert unserved(request({kind: "x"}), "outlines") == named
     assert unserved(request({kind: None}), "outlines") is None
+
+    assert unserved(asked) == named
+
+
+def test_token_ids_outside_the_vocabulary_are_refused():
+    manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
+    for good in (None, [], [0, 99], [[1, 2]]):
+        refuse_foreign_tokens(manager, request(), good)
+    for bad, named in (([5, 100], "input_ids holds 100"), ([-1, 5], "input_ids holds -1")):
+        with pytest.raises(ValueError, match=named):
+            refuse_foreign_tokens(manager, request(), bad)

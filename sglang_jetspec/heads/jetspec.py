@@ -6,12 +6,14 @@ B requests, D depth, W width, H hidden size, T captured target layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from sglang.srt.environ import envs
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.models.dflash import DFlashDraftModel
@@ -22,8 +24,23 @@ from sglang_jetspec.config import causality_override
 from sglang_jetspec.heads.format import HeadConfig, HeadError, load_head_config, resolve_head
 
 
+def make_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """x -> x @ weight.T, on a CPU over a packed copy of the weight."""
+    if weight.device.type != "cpu":
+        return partial(F.linear, weight=weight)
+    from sglang_jetspec.platforms.cpu.linear import PackedWeight, WeightVersion
+
+    packed = PackedWeight(WeightVersion())
+    return lambda x: packed.linear(x, weight, None)
+
+
 class JetSpecDraftModel(DFlashDraftModel):
-    """Draft head over fused target features, causal or bidirectional inside its block."""
+    """Draft head over fused target features, causal or bidirectional inside its block.
+
+    dense: the same passes in a plain loop, where the platform has one.
+    """
+
+    dense: Any = None
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
@@ -64,13 +81,23 @@ class JetSpecDraftModel(DFlashDraftModel):
             else 1.0
         )
         self.refresh_draft_vocabulary()
+        if embedding.weight.device.type == "cpu":
+            from sglang_jetspec.platforms.cpu.dense_draft import DenseDraft
+
+            self.__dict__["dense"] = DenseDraft.of(self)
 
     def refresh_draft_vocabulary(self) -> None:
         """Gather the LM head's rows of the draft vocabulary; call again after a weight update."""
-        weight = self.target_lm_head.weight[: self.target_lm_head.org_vocab_size]
         if self.draft_token_ids is not None:
-            weight = weight[self.draft_token_ids.long()].contiguous()
-        self.__dict__["draft_lm_weight"] = weight
+            rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
+            self.__dict__["draft_projection"] = make_linear(rows)
+
+    def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., H] to logits over the (draft) vocabulary, through the target's LM head."""
+        if self.draft_token_ids is not None:
+            return self.draft_projection(hidden)
+        head = self.target_lm_head
+        return head.quant_method.apply(head, hidden)[..., : head.org_vocab_size]
 
     @torch.no_grad()
     def forward(
@@ -85,7 +112,10 @@ class JetSpecDraftModel(DFlashDraftModel):
             input_embeds = self.target_embedding(input_ids)
             if self.embedding_scale != 1.0:
                 input_embeds = input_embeds * self.embedding_scale
-        return super().forward(input_ids, positions, forward_batch, input_embeds)
+        if self.dense is None:
+            return super().forward(input_ids, positions, forward_batch, input_embeds)
+        hidden = self.dense.forward(input_embeds, positions, forward_batch)
+        return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
     def propose(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The best ``width`` tokens a row and their log-probabilities.
@@ -93,7 +123,7 @@ class JetSpecDraftModel(DFlashDraftModel):
         hidden: [B, D, H], rows 1..D of the block. Returns tokens [B, D, W] int64 and
         log-probabilities [B, D, W] fp32 under the head's whole (draft) vocabulary.
         """
-        logits = F.linear(hidden, self.draft_lm_weight).float()
+        logits = self.draft_logits(hidden).float()
         top, ids = torch.topk(logits, width, dim=-1)
         if self.draft_token_ids is not None:
             ids = self.draft_token_ids[ids].long()
@@ -110,6 +140,9 @@ class JetSpecDraftModel(DFlashDraftModel):
 
         features: [n, T * H] captured target states. positions: [n]. slots: [n], the target's.
         """
+        if self.dense is not None:
+            self.dense.write_context(features, positions, slots, pool)
+            return
         context = self.project_target_hidden(features)
         for layer in self.layers:
             attention = layer.self_attn

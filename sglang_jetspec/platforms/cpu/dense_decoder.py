@@ -157,7 +157,7 @@ def install_dense_decoder(model: torch.nn.Module) -> bool:
     body = getattr(model, "model", None)
     if (type(model).__module__, type(model).__name__) not in DENSE_MODELS or body is None:
         return False
-    if not _plain_process() or not all(_plain_layer(layer) for layer in body.layers):
+    if not _plain_process() or not all(is_plain_layer(layer) for layer in body.layers):
         return False
     body.forward = DenseDecoder(body).forward
     return True
@@ -174,7 +174,8 @@ def _plain_process() -> bool:
     )
 
 
-def _plain_layer(layer: torch.nn.Module) -> bool:
+def is_plain_layer(layer: torch.nn.Module) -> bool:
+    """Whether a decoder layer is packed and exactly of the shape `DenseLayer` computes."""
     attention, mlp = layer.self_attn, layer.mlp
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
     if hasattr(attention, "q_norm"):
