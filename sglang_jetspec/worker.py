@@ -121,11 +121,11 @@ class JetSpecWorker(SpecWorkerBase):
         self.requests.adjust(batch, tree, logits, build_masks and build_masks())
         acceptance = self._accept(tree, logits, batch.sampling_info)
         self.requests.advance(batch, acceptance)
-        if batch.return_logprob:
-            write_logprobs(batch, target.logits_output, acceptance, logits.shape[1])
         new_seq_lens = batch.seq_lens + acceptance.lengths
         if on_publish is not None:
             on_publish(new_seq_lens)
+        if batch.return_logprob:
+            write_logprobs(batch, target.logits_output, acceptance, logits.shape[1])
         self._commit(window, acceptance, target.logits_output.hidden_states)
         target.logits_output.hidden_states = None
         last = (acceptance.lengths - 1).unsqueeze(1)
