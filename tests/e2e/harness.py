@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_jetspec.tools.bench.server import Server
 
-__all__ = ["PLAIN", "Answer", "Server", "Setup", "generate_all", "sabotaged", "tree"]
+__all__ = ["LLGUIDANCE", "PLAIN", "Answer", "Server", "Setup", "generate_all", "sabotaged", "tree"]
 
 Answer = dict[str, Any]
 HERE = Path(__file__).parent
@@ -21,6 +21,7 @@ PLAIN_ARGS = (
     *("--context-length", "512", "--max-total-tokens", "16384"),
     *("--max-running-requests", "64", "--random-seed", "7", "--enable-custom-logit-processor"),
 )
+LLGUIDANCE = ("--grammar-backend", "llguidance")
 HEAD_ARGS = (
     *("--speculative-algorithm", "JETSPEC"),
     *("--speculative-draft-model-path", str(FIXTURE / "head")),

@@ -15,7 +15,7 @@ from features import (
     Feature,
     bodies,
 )
-from harness import tree
+from harness import LLGUIDANCE, sabotaged, tree
 
 OVERLAP = {"SGLANG_JETSPEC_CPU_OVERLAP": "1"}
 SETUPS = [
@@ -27,10 +27,7 @@ SMALL_POOLS = [
     tree(16, 4, 7, "--max-total-tokens", "1400"),
     tree(16, 4, 7, "--max-total-tokens", "1400", **OVERLAP),
 ]
-LLGUIDANCE = [
-    tree(16, 4, 7, "--grammar-backend", "llguidance"),
-    tree(16, 4, 7, "--grammar-backend", "llguidance", **OVERLAP),
-]
+LLGUIDANCE_SETUPS = [tree(16, 4, 7, *LLGUIDANCE), tree(16, 4, 7, *LLGUIDANCE, **OVERLAP)]
 
 
 def servers(setups):
@@ -48,6 +45,13 @@ def test_every_id_equals_plain_decoding(server, plain, name):
     assert ids(answers) == ids(plain.answers[name])
     rounds = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     assert sum(map(len, ids(answers))) > 1.04 * rounds, "nothing was accepted: nothing was tested"
+
+
+@servers([sabotaged("no_paths")])
+def test_penalties_that_ignore_paths_show(server, plain):
+    name = "all penalties"
+    pairs = zip(ids(FEATURES[name].ask(server)), ids(plain.answers[name]), strict=True)
+    assert any(ours != theirs for ours, theirs in pairs)
 
 
 @servers(SETUPS)
@@ -84,10 +88,12 @@ def test_the_small_pool_did_retract(server):
     assert "Retract requests" in server.log_text()
 
 
-@servers(LLGUIDANCE)
+@servers(LLGUIDANCE_SETUPS)
 @pytest.mark.parametrize("name", GRAMMAR_FEATURES)
-def test_llguidance_keeps_to_the_grammar(server, name):
-    for answer, body in zip(FEATURES[name].ask(server), FEATURES[name].bodies(), strict=True):
+def test_llguidance_equals_plain_decoding(server, plain, name):
+    answers = FEATURES[name].ask(server)
+    assert ids(answers) == ids(plain.llguidance[name])
+    for answer, body in zip(answers, FEATURES[name].bodies(), strict=True):
         assert_in_grammar(answer, body["sampling_params"])
 
 
