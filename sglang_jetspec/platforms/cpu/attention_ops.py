@@ -70,7 +70,8 @@ def _padded(
     """
     batch, n, heads, _ = queries.shape
     kv_heads = keys.shape[1]
-    folded = queries.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    folded = queries.unflatten(2, (kv_heads, -1))
+    folded = folded.squeeze(1) if n == 1 else folded.permute(0, 2, 3, 1, 4).flatten(2, 3)
     output = _sdpa(
         folded,
         group.slots.read(keys, queries.dtype),
@@ -78,7 +79,8 @@ def _padded(
         _bias(group, heads // kv_heads, spec, queries.dtype),
         spec,
     )
-    output = output.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)
+    if n > 1:
+        output = output.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)
     return output.reshape(batch, n, heads, values.shape[-1])
 
 
