@@ -45,7 +45,7 @@ class JetSpecAlgorithm(CustomSpecAlgo):
         return True
 
     def supports_grammar_overlap(self) -> bool:
-        return False
+        return True
 
     def supports_prefill_shared_read_done(self) -> bool:
         return False

@@ -44,6 +44,10 @@ LOAD_HOOKS = (
     Hook("sglang.srt.runtime_context:get_spec"),
 )
 SERVE_HOOKS = (
+    Hook(
+        "sglang.srt.layers.logprob_processor:compute_spec_logprobs",
+        ("batch", "logits_output", "predict", "accept_index"),
+    ),
     Hook("sglang.srt.managers.overlap_utils:FutureMap", ("device", "spec_algo")),
     Hook("sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request", ("obj",)),
     Hook("sglang.srt.managers.tp_worker:TpModelWorker._init_model_config"),
@@ -62,8 +66,20 @@ SERVE_HOOKS = (
     Hook("sglang.srt.models.dflash:DFlashDraftModel.project_target_hidden", ("target_hidden",)),
     Hook("sglang.srt.models.dflash:DFlashAttention.kv_proj_only", ("hidden_states",)),
     Hook("sglang.srt.models.registry:ModelRegistry.register", ("package_name",)),
+    Hook(
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
+        ("acc_additive_penalties", "acc_scaling_penalties", "logit_bias"),
+    ),
     Hook(_SPEC + "base_spec_worker:BaseSpecWorker.alloc_memory_pool", ("memory_pool_config",)),
     Hook(_SPEC + "draft_worker_common:build_draft_tp_worker", ("draft_worker_cls",)),
+    Hook(
+        _SPEC + "spec_utils:build_grammar_vocab_mask",
+        ("reqs", "tree", "sampling_info", "device", "barrier"),
+    ),
+    Hook(
+        _SPEC + "spec_utils:GrammarTree.from_device",
+        ("retrieve_next_token", "retrieve_next_sibling", "draft_token"),
+    ),
     Hook(_SPEC + "eagle_info:EagleVerifyInput", ("draft_token", "custom_mask", "positions")),
 )
 

@@ -20,6 +20,7 @@ from sglang_jetspec.config import Options, PartialOptions, resolve_options
 from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.jetspec import JetSpecDraftModel, JetSpecDraftWorker
+from sglang_jetspec.request_state import RequestState
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,8 @@ class SpecWorkerBase(BaseSpecWorker):
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
         self.req_to_token_pool = req_to_token_pool
+        slots = len(req_to_token_pool.req_to_token)
+        self.requests = RequestState(slots, self.options.depth, self.device)
         with draft_tp_context(self.draft_parallel_layout):
             self._draft_worker.alloc_memory_pool(
                 memory_pool_config=memory_pool_config,

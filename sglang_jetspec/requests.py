@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-_NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-_UNSET = ("regex", "json_schema", "ebnf", "structural_tag", "logit_bias", "sampling_seed")
+GRAMMARS = ("regex", "json_schema", "ebnf", "structural_tag")
+# Their state can be rolled back, which a walk through a tree needs. With "none" SGLang refuses.
+GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "none")
 
 
-def unserved(request: Any) -> str | None:
+def unserved(request: Any, grammar_backend: str) -> str | None:
     """The first feature of ``request`` (one GenerateReqInput) JETSPEC does not serve, or None."""
-    if request.return_logprob:
-        return "return_logprob"
     if request.return_hidden_states:
         return "return_hidden_states"
     if request.return_sampling_mask:
         return "return_sampling_mask"
-    if request.custom_logit_processor is not None:
-        return "custom_logit_processor"
     parameters = request.sampling_params or {}
-    for name, neutral in _NEUTRAL.items():
-        value = parameters.get(name)
-        if value is not None and value != neutral:
-            return f"{name}={value}"
-    if parameters.get("min_new_tokens"):
-        return f"min_new_tokens={parameters['min_new_tokens']}"
-    for name in _UNSET:
-        if parameters.get(name):
-            return name
+    if parameters.get("sampling_seed") is not None:
+        return "sampling_seed"
+    for name in GRAMMARS:
+        if parameters.get(name) and grammar_backend not in GRAMMAR_BACKENDS:
+            return f"{name} under --grammar-backend {grammar_backend}"
     return None
 
 
@@ -36,11 +29,11 @@ def refuse_unserved(manager: Any, request: Any, *args: Any, **kwargs: Any) -> No
 
     An unserved feature that reached the scheduler would be ignored or would stop it.
     """
-    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.runtime_context import get_exec, get_spec
 
     if get_spec().speculative_algorithm != "JETSPEC" or not hasattr(request, "return_logprob"):
         return
-    feature = unserved(request)
+    feature = unserved(request, get_exec().kernel.grammar_backend)
     if feature is not None:
         raise ValueError(
             f"{feature} is not served with --speculative-algorithm JETSPEC; drop it from the "

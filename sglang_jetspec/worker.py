@@ -21,7 +21,9 @@ from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_inf
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_jetspec.backends.tree_mask import flat_tree_mask
+from sglang_jetspec.grammar import node_masks
 from sglang_jetspec.lifecycle import SpecWorkerBase
+from sglang_jetspec.logprobs import write_logprobs
 from sglang_jetspec.spec_inputs import JetSpecDraftInput, JetSpecVerifyInput
 from sglang_jetspec.trees import TREE_BUILDERS, DraftTree
 from sglang_jetspec.trees.shrink import shrink
@@ -53,16 +55,18 @@ class JetSpecWorker(SpecWorkerBase):
             return self._prefill(batch, on_publish)
         if batch.forward_mode.is_idle():
             return self._idle()
-        return self._round(batch, batch.spec_info.bonus_tokens, on_publish)
+        return self._round(batch, batch.spec_info.bonus_tokens, on_publish, grammar_barrier)
 
     def _prefill(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
         """The target's prefill (whole, chunked or after a prefix hit) and the head's KV for it.
 
         The head's KV is written before returning: the prefix cache may take the slots at once.
         """
+        self.requests.begin(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
+        self.requests.emit(batch, result.next_token_ids)
         plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
         if on_publish is not None:
@@ -90,7 +94,11 @@ class JetSpecWorker(SpecWorkerBase):
         )
 
     def _round(
-        self, batch: Any, roots: torch.Tensor, on_publish: Publish | None
+        self,
+        batch: Any,
+        roots: torch.Tensor,
+        on_publish: Publish | None,
+        grammar_barrier: Callable[[], None] | None,
     ) -> GenerationBatchResult:
         window = Window.open(
             self.req_to_token_pool.req_to_token,
@@ -107,11 +115,17 @@ class JetSpecWorker(SpecWorkerBase):
             read_extent=self.options.num_draft_tokens,
         )
         tree = self._draft(batch, roots, window)
+        build_masks = node_masks(batch, tree, grammar_barrier)
         target = self._verify(batch, tree, window, plan)
-        acceptance = self._accept(tree, target.logits_output.next_token_logits, batch.sampling_info)
+        logits = target.logits_output.next_token_logits.view(*tree.tokens.shape, -1)
+        self.requests.adjust(batch, tree, logits, build_masks and build_masks())
+        acceptance = self._accept(tree, logits, batch.sampling_info)
+        self.requests.advance(batch, acceptance)
         new_seq_lens = batch.seq_lens + acceptance.lengths
         if on_publish is not None:
             on_publish(new_seq_lens)
+        if batch.return_logprob:
+            write_logprobs(batch, target.logits_output, acceptance, logits.shape[1])
         self._commit(window, acceptance, target.logits_output.hidden_states)
         target.logits_output.hidden_states = None
         last = (acceptance.lengths - 1).unsqueeze(1)
@@ -207,7 +221,6 @@ class JetSpecWorker(SpecWorkerBase):
             greedy=sampling_info.top_ks == 1,
             all_greedy=sampling_info.is_all_greedy,
         )
-        logits = logits.view(*tree.tokens.shape, -1)
         if self.on_cpu:
             return accept_lazily(tree, logits, sampling, max_depth=self.options.depth)
         return accept(tree, target_choices(logits, sampling), self.options.depth)

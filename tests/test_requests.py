@@ -24,31 +24,38 @@ def request(parameters=None, **fields):
         None,
         {},
         {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "max_new_tokens": 5},
-        {"frequency_penalty": 0.0, "repetition_penalty": 1.0, "presence_penalty": None},
-        {"stop": ["x"], "ignore_eos": True, "n": 2, "min_new_tokens": 0, "regex": None},
+        {"frequency_penalty": 0.5, "repetition_penalty": 1.3, "presence_penalty": None},
+        {"stop": ["x"], "ignore_eos": True, "n": 2, "min_new_tokens": 4, "regex": None},
+        {"logit_bias": {"5": -100}, "sampling_seed": None},
+        {"regex": "a+"},
+        {"json_schema": "{}"},
+        {"ebnf": 'root ::= "a"'},
+        {"structural_tag": "{}"},
     ],
 )
 def test_served(parameters):
-    assert unserved(request(parameters)) is None
+    for backend in ("xgrammar", "llguidance"):
+        asked = request(parameters, return_logprob=True, custom_logit_processor="x")
+        assert unserved(asked, backend) is None
 
 
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        (request({"frequency_penalty": 0.5}), "frequency_penalty=0.5"),
-        (request({"presence_penalty": -0.1}), "presence_penalty=-0.1"),
-        (request({"repetition_penalty": 1.1}), "repetition_penalty=1.1"),
-        (request({"min_new_tokens": 4}), "min_new_tokens=4"),
-        (request({"regex": "a+"}), "regex"),
-        (request({"json_schema": "{}"}), "json_schema"),
-        (request({"logit_bias": {"5": -100}}), "logit_bias"),
-        (request(return_logprob=True), "return_logprob"),
+        (request({"sampling_seed": 0}), "sampling_seed"),
         (request(return_hidden_states=True), "return_hidden_states"),
-        (request(custom_logit_processor="x"), "custom_logit_processor"),
+        (request(return_sampling_mask=True), "return_sampling_mask"),
     ],
 )
 def test_refused_by_name(asked, named):
-    assert unserved(asked) == named
+    assert unserved(asked, "xgrammar") == named
+
+
+@pytest.mark.parametrize("kind", ["regex", "json_schema", "ebnf", "structural_tag"])
+def test_a_grammar_backend_that_cannot_roll_back_is_named(kind):
+    named = f"{kind} under --grammar-backend outlines"
+    assert unserved(request({kind: "x"}), "outlines") == named
+    assert unserved(request({kind: None}), "outlines") is None
 
 
 def test_token_ids_outside_the_vocabulary_are_refused():

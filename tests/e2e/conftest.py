@@ -7,28 +7,33 @@ pytest groups the tests that share a session-scoped parameter.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import law
 import pytest
-from harness import PLAIN, Answer, Server
+from features import FEATURES, GRAMMAR_FEATURES
+from harness import LLGUIDANCE, PLAIN, Answer, Server
 from workloads import WORKLOADS
 
 
 @dataclass(frozen=True)
 class Plain:
-    """What the server without speculation says, asked once a session."""
+    """What servers without speculation say, asked once a session."""
 
     answers: dict[str, list[Answer]]
     draws: dict[str, list[list[int]]]
+    llguidance: dict[str, list[Answer]]
 
 
 @pytest.fixture(scope="session")
 def plain() -> Plain:
+    with replace(PLAIN, args=LLGUIDANCE).server() as server:
+        llguidance = {name: asked.ask(server) for name, asked in GRAMMAR_FEATURES.items()}
     with PLAIN.server() as server:
         return Plain(
-            {name: workload.ask(server) for name, workload in WORKLOADS.items()},
+            {name: asked.ask(server) for name, asked in (WORKLOADS | FEATURES).items()},
             {name: law.draw(server, settings) for name, settings in law.SETTINGS.items()},
+            llguidance,
         )
 
 

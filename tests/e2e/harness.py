@@ -11,16 +11,17 @@ from typing import Any
 
 from sglang_jetspec.tools.bench.server import Server
 
-__all__ = ["PLAIN", "Answer", "Server", "Setup", "generate_all", "sabotaged", "tree"]
+__all__ = ["LLGUIDANCE", "PLAIN", "Answer", "Server", "Setup", "generate_all", "sabotaged", "tree"]
 
 Answer = dict[str, Any]
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "tiny-qwen3"
-SABOTAGE = Path(__file__).parent / "sabotage"
+HERE = Path(__file__).parent
+FIXTURE = HERE.parent / "fixtures" / "tiny-qwen3"
 PLAIN_ARGS = (
     *("--model-path", str(FIXTURE / "target"), "--device", "cpu", "--dtype", "float32"),
     *("--context-length", "512", "--max-total-tokens", "16384"),
-    *("--max-running-requests", "64", "--random-seed", "7"),
+    *("--max-running-requests", "64", "--random-seed", "7", "--enable-custom-logit-processor"),
 )
+LLGUIDANCE = ("--grammar-backend", "llguidance")
 HEAD_ARGS = (
     *("--speculative-algorithm", "JETSPEC"),
     *("--speculative-draft-model-path", str(FIXTURE / "head")),
@@ -57,15 +58,19 @@ def tree(nodes: int, width: int, depth: int, *args: str, **env: str) -> Setup:
     return Setup(name, shape + args, tuple(env.items()))
 
 
+def plugin(name: str) -> dict[str, str]:
+    """The environment that adds the plug-in of a folder beside this file."""
+    path = os.pathsep.join(filter(None, (str(HERE / name), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "SGLANG_PLUGINS": f"jetspec,jetspec_cpu,jetspec_{name}"}
+
+
 def sabotaged(step: str) -> Setup:
     """JETSPEC with one step of its round broken (negative control)."""
-    path = os.pathsep.join(filter(None, (str(SABOTAGE), os.environ.get("PYTHONPATH"))))
-    plugins = "jetspec,jetspec_cpu,jetspec_sabotage"
-    whole = tree(16, 4, 7, PYTHONPATH=path, SGLANG_PLUGINS=plugins, JETSPEC_SABOTAGE=step)
+    whole = tree(16, 4, 7, **plugin("sabotage"), JETSPEC_SABOTAGE=step)
     return Setup(step, whole.args, whole.env)
 
 
-PLAIN = Setup("plain", speculative=False)
+PLAIN = Setup("plain", env=tuple(plugin("reference").items()), speculative=False)
 
 
 def generate_all(

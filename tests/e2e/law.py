@@ -17,6 +17,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_k 3": {"temperature": 1.0, "top_k": 3},
     "top_p 0.8": {"temperature": 1.0, "top_p": 0.8},
     "min_p 0.1": {"temperature": 1.3, "min_p": 0.1},
+    "penalties": {"temperature": 1.0, "frequency_penalty": 1.5, "repetition_penalty": 1.3},
 }
 
 

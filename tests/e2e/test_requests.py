@@ -9,13 +9,7 @@ server_16 = pytest.mark.parametrize("server", [SERVER], indirect=True, ids=lambd
 PROMPT = list(prompts(1, seed=9)[0])
 
 REFUSED = [
-    ({"sampling_params": {"frequency_penalty": 0.5}}, "frequency_penalty=0.5"),
-    ({"sampling_params": {"repetition_penalty": 1.2}}, "repetition_penalty=1.2"),
-    ({"sampling_params": {"min_new_tokens": 3}}, "min_new_tokens=3"),
-    ({"sampling_params": {"regex": "[a-z]+"}}, "regex"),
-    ({"sampling_params": {"json_schema": "{}"}}, "json_schema"),
-    ({"sampling_params": {"logit_bias": {"5": -100}}}, "logit_bias"),
-    ({"return_logprob": True}, "return_logprob"),
+    ({"sampling_params": {"sampling_seed": 7}}, "sampling_seed"),
     ({"return_hidden_states": True}, "return_hidden_states"),
 ]
 MALFORMED = [
@@ -37,12 +31,15 @@ def test_what_is_not_served_exactly_is_refused_by_name(server, body, named):
     assert "JETSPEC" in answer.text
 
 
-@server_16
-def test_openai_logprobs_are_refused_too(server):
-    body = {"model": "x", "messages": [{"role": "user", "content": "1+1"}], "logprobs": True}
-    answer = server.post("/v1/chat/completions", body)
+@pytest.mark.parametrize(
+    "server", [tree(16, 4, 7, "--grammar-backend", "outlines")], indirect=True, ids=lambda s: s.name
+)
+def test_a_grammar_backend_without_rollback_is_refused(server):
+    body = {"input_ids": PROMPT, "sampling_params": {"regex": "[a-z]+"}}
+    answer = server.post("/generate", body)
     assert answer.status_code == 400
-    assert "return_logprob" in answer.text
+    assert "regex under --grammar-backend outlines" in answer.text
+    assert server.generate(PROMPT, max_new_tokens=4)["meta_info"]["completion_tokens"] == 4
 
 
 @server_16

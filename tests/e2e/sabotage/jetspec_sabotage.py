@@ -18,8 +18,14 @@ def no_move(original, pool, target, source):
     """Leave accepted KV where the verify pass wrote it."""
 
 
+def no_paths(original, tree, max_depth):
+    """Count the committed output alone at every node, as relaxed penalties do."""
+    return original(tree, max_depth).fill_(-1)
+
+
 TARGETS = {
     "causal_mask": ("sglang_jetspec.worker.JetSpecWorker._verify", causal_mask),
+    "no_paths": ("sglang_jetspec.verification.path_logits.path_tokens", no_paths),
     "no_move": ("sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.move_kv_cache", no_move),
 }
 
