@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from sglang_jetspec.heads.format import (
 if TYPE_CHECKING:
     import torch
     from sglang.srt.managers.overlap_utils import FutureMap
+
+logger = logging.getLogger(__name__)
 
 # Backends whose verify pass reads a tree mask. The others ignore it without a word.
 TREE_BACKENDS = ("jetspec_cpu", "flashinfer", "triton")
@@ -82,19 +85,24 @@ class JetSpecAlgorithm(CustomSpecAlgo):
             return num_draft_tokens
         from sglang.srt.runtime_context import get_spec
 
-        return int(get_spec().speculative_num_steps) + 1
+        return int(get_spec().speculative_dflash_block_size)
 
     def handle_server_args(self, server_args: Any) -> None:
         """Resolve the options and write them to SGLang's fields."""
         _, _, options = resolve_head_options(server_args)
         server_args.speculative_num_draft_tokens = options.num_draft_tokens
         server_args.speculative_eagle_topk = options.width
-        server_args.speculative_num_steps = options.depth
+        # SGLang's memory check reserves max(steps * topk, N) slots a request and round, which fits
+        # a draft model's own KV; ours needs N. The depth travels as the block's size.
+        server_args.speculative_num_steps = 1
+        server_args.speculative_dflash_block_size = options.block_size
         server_args.enable_mixed_chunk = False
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         if server_args.speculative_draft_attention_backend is None:
             server_args.speculative_draft_attention_backend = server_args.attention_backend
+        if server_args.device != "cpu":
+            _verify_eagerly(server_args)
 
 
 def resolve_head_options(args: Any) -> tuple[Path, HeadConfig, Options]:
@@ -111,6 +119,16 @@ def resolve_head_options(args: Any) -> tuple[Path, HeadConfig, Options]:
         depth=args.speculative_num_steps,
     )
     return folder, head, resolve_options(head, on_cpu=args.device == "cpu", flags=flags)
+
+
+def _verify_eagerly(args: Any) -> None:
+    """Switch decode graphs off: SGLang captures them without a tree mask for block drafters."""
+    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
+
+    logger.warning("JETSPEC verifies without CUDA graphs: SGLang's would drop the tree mask.")
+    args.cuda_graph_config = with_phase(
+        args.cuda_graph_config, Phase.DECODE, backend=Backend.DISABLED
+    )
 
 
 def check_local_head(

@@ -33,6 +33,7 @@ def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
         (runner.use_mla_backend, "multi-head latent attention"),
         (runner.is_hybrid_swa, "hybrid sliding-window layers"),
         (mambaish_config(config) is not None, "recurrent (Mamba-like) layers"),
+        (config.is_multimodal, "image, video or audio input"),
         (not hasattr(runner.model, "set_dflash_layers_to_capture"), "no feature capture"),
     ):
         if unsupported:
@@ -91,7 +92,7 @@ class SpecWorkerBase(BaseSpecWorker):
             flags=PartialOptions(
                 num_draft_tokens=spec.speculative_num_draft_tokens,
                 width=spec.speculative_eagle_topk,
-                depth=spec.speculative_num_steps,
+                depth=spec.speculative_dflash_block_size - 1,
             ),
         )
         self.speculative_num_draft_tokens = self.options.num_draft_tokens
@@ -106,6 +107,10 @@ class SpecWorkerBase(BaseSpecWorker):
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
         return [("draft", self.draft_runner)]
+
+    def clear_cache_pool(self) -> None:
+        """Called when the cache is flushed, as it is after a weight update."""
+        self.draft_model.refresh_draft_vocabulary()
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:

@@ -45,11 +45,14 @@ def _padded(rows: list[list[int]]) -> list[list[int]]:
 
 
 def stop_tokens(req: Any) -> list[int]:
-    """The tokens SGLang withholds until ``min_new_tokens`` have been generated."""
+    """The tokens SGLang withholds until ``min_new_tokens`` have been generated.
+
+    Requests may name ids outside the vocabulary; those cannot be sampled and are left out.
+    """
     ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     if req.tokenizer is not None:
         ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
-    return sorted(ids - {None})
+    return sorted(i for i in ids if i is not None and 0 <= i < req.vocab_size)
 
 
 class RequestState:

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+# Rows of a verify pass are tree nodes, not tokens in order, or come without hidden states.
+UNSERVED = (
+    "return_hidden_states",
+    "return_sampling_mask",
+    "return_routed_experts",
+    "return_indexer_topk",
+    "token_indices_to_pool",
+    "multi_item_delimiter_indices",
+)
 GRAMMARS = ("regex", "json_schema", "ebnf", "structural_tag")
 # Their state can be rolled back, which a walk through a tree needs. With "none" SGLang refuses.
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "none")
@@ -11,13 +20,12 @@ GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "none")
 
 def unserved(request: Any, grammar_backend: str) -> str | None:
     """The first feature of ``request`` (one GenerateReqInput) JETSPEC does not serve, or None."""
-    if request.return_hidden_states:
-        return "return_hidden_states"
-    if request.return_sampling_mask:
-        return "return_sampling_mask"
+    for name in UNSERVED:
+        if getattr(request, name):
+            return name
     parameters = request.sampling_params or {}
     if parameters.get("sampling_seed") is not None:
-        return "sampling_seed"
+        return "sampling_seed (seed in OpenAI's interface)"
     for name in GRAMMARS:
         if parameters.get(name) and grammar_backend not in GRAMMAR_BACKENDS:
             return f"{name} under --grammar-backend {grammar_backend}"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sglang_jetspec.algorithm import check_local_head, validate_server_args
+from sglang_jetspec.algorithm import JetSpecAlgorithm, check_local_head, validate_server_args
 from sglang_jetspec.config import OptionError
 from sglang_jetspec.heads.format import HeadError, expected_tensors, parse_head_config
 
@@ -116,3 +116,31 @@ def test_a_bad_local_head_is_named_before_sglang_reads_it(tmp_path):
         check_local_head("JETSPEC", "/nonexistent/head")
     check_local_head("EAGLE", "/nonexistent/head", trust_remote_code=False)
     check_local_head(None, None)
+
+
+def test_the_resolved_shape_is_written_to_sglangs_fields(args):
+    vars(args).update(speculative_num_draft_tokens=16, speculative_num_steps=6)
+    vars(args).update(max_running_requests=None, speculative_draft_attention_backend=None)
+    JetSpecAlgorithm("JETSPEC", lambda args: object).handle_server_args(args)
+    assert args.speculative_num_draft_tokens == 16
+    assert args.speculative_eagle_topk == 4
+    assert args.speculative_dflash_block_size == 7
+    # SGLang reserves max(steps * topk, N) slots a round: N, no more.
+    assert args.speculative_num_steps * args.speculative_eagle_topk <= 16
+    assert args.max_running_requests == 48
+    assert args.speculative_draft_attention_backend == "jetspec_cpu"
+
+
+def test_decode_graphs_are_switched_off_on_a_device(args):
+    from sglang.srt.model_executor.cuda_graph_config import Backend, CudaGraphConfig, PhaseConfig
+
+    decode, prefill = PhaseConfig(backend=Backend.FULL), PhaseConfig(backend=Backend.FULL)
+    vars(args).update(device="cuda", attention_backend="flashinfer", max_running_requests=8)
+    vars(args).update(
+        speculative_draft_attention_backend=None,
+        cuda_graph_config=CudaGraphConfig(decode=decode, prefill=prefill),
+    )
+    JetSpecAlgorithm("JETSPEC", lambda args: object).handle_server_args(args)
+    assert args.cuda_graph_config.decode.backend == Backend.DISABLED
+    assert args.cuda_graph_config.prefill.backend == Backend.FULL
+    assert args.max_running_requests == 8

@@ -25,6 +25,7 @@ class Request:
     output_ids: list = field(default_factory=list)
     eos_token_ids: set = field(default_factory=lambda: {1})
     stops: set = field(default_factory=lambda: {3})
+    vocab_size: int = VOCAB
 
     @property
     def origin_input_ids(self):
@@ -172,7 +173,12 @@ def test_nothing_is_kept_until_a_request_needs_it():
 def test_stop_tokens_are_all_that_sglang_withholds():
     req = Request(1, ASKED[0], 0, eos_token_ids={5, None})
     assert stop_tokens(req) == [2, 3, 5]
+    foreign = Request(1, ASKED[0], 0, stops={3, -1, VOCAB, 2**63})
+    assert stop_tokens(foreign) == [1, 2, 3]
     bare = SimpleNamespace(
-        sampling_params=SimpleNamespace(stop_token_ids=None), eos_token_ids=None, tokenizer=None
+        sampling_params=SimpleNamespace(stop_token_ids=None),
+        eos_token_ids=None,
+        tokenizer=None,
+        vocab_size=VOCAB,
     )
     assert stop_tokens(bare) == []

@@ -4,18 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_jetspec.requests import refuse_foreign_tokens, unserved
+from sglang_jetspec.requests import UNSERVED, refuse_foreign_tokens, unserved
 
 
 def request(parameters=None, **fields):
-    base = {
-        "return_logprob": False,
-        "return_hidden_states": False,
-        "return_sampling_mask": False,
-        "custom_logit_processor": None,
-        "sampling_params": parameters,
-    }
-    return SimpleNamespace(**{**base, **fields})
+    unset = dict.fromkeys((*UNSERVED, "return_logprob", "custom_logit_processor"))
+    return SimpleNamespace(**{**unset, "sampling_params": parameters, **fields})
 
 
 @pytest.mark.parametrize(
@@ -42,9 +36,8 @@ def test_served(parameters):
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        (request({"sampling_seed": 0}), "sampling_seed"),
-        (request(return_hidden_states=True), "return_hidden_states"),
-        (request(return_sampling_mask=True), "return_sampling_mask"),
+        (request({"sampling_seed": 0}), "sampling_seed (seed in OpenAI's interface)"),
+        *((request(**{name: [1]}), name) for name in UNSERVED),
     ],
 )
 def test_refused_by_name(asked, named):
@@ -65,3 +58,10 @@ def test_token_ids_outside_the_vocabulary_are_refused():
     for bad, named in (([5, 100], "input_ids holds 100"), ([-1, 5], "input_ids holds -1")):
         with pytest.raises(ValueError, match=named):
             refuse_foreign_tokens(manager, request(), bad)
+
+
+def test_the_refused_fields_exist_in_sglang():
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    fresh = GenerateReqInput(input_ids=[1])
+    assert all(not getattr(fresh, name) for name in UNSERVED)

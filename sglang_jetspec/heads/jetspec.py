@@ -87,7 +87,7 @@ class JetSpecDraftModel(DFlashDraftModel):
             self.__dict__["dense"] = DenseDraft.of(self)
 
     def refresh_draft_vocabulary(self) -> None:
-        """Gather the LM head's rows of the draft vocabulary; call again after a weight update."""
+        """Gather the LM head's rows of the draft vocabulary, again after a weight update."""
         if self.draft_token_ids is not None:
             rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
             self.__dict__["draft_projection"] = make_linear(rows)
