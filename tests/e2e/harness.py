@@ -64,6 +64,11 @@ def plugin(name: str) -> dict[str, str]:
     return {"PYTHONPATH": path, "SGLANG_PLUGINS": f"jetspec,jetspec_cpu,jetspec_{name}"}
 
 
+def small_pool(**env: str) -> Setup:
+    """A KV pool too small for 16 requests, which are admitted all the same and then retracted."""
+    return tree(16, 4, 7, "--max-total-tokens", "1100", SGLANG_INIT_NEW_TOKEN_RATIO="0.1", **env)
+
+
 def sabotaged(step: str) -> Setup:
     """JETSPEC with one step of its round broken (negative control)."""
     whole = tree(16, 4, 7, **plugin("sabotage"), JETSPEC_SABOTAGE=step)

@@ -15,7 +15,7 @@ from features import (
     Feature,
     bodies,
 )
-from harness import LLGUIDANCE, sabotaged, tree
+from harness import LLGUIDANCE, sabotaged, small_pool, tree
 
 OVERLAP = {"SGLANG_JETSPEC_CPU_OVERLAP": "1"}
 SETUPS = [
@@ -24,8 +24,8 @@ SETUPS = [
     tree(64, 7, 8, "--chunked-prefill-size", "64"),
 ]
 SMALL_POOLS = [
-    tree(16, 4, 7, "--max-total-tokens", "1400"),
-    tree(16, 4, 7, "--max-total-tokens", "1400", **OVERLAP),
+    small_pool(),
+    small_pool(**OVERLAP),
 ]
 LLGUIDANCE_SETUPS = [tree(16, 4, 7, *LLGUIDANCE), tree(16, 4, 7, *LLGUIDANCE, **OVERLAP)]
 

@@ -6,11 +6,10 @@ import time
 
 import httpx
 import pytest
-from harness import generate_all, tree
+from harness import generate_all, small_pool, tree
 from workloads import WORKLOADS, prompts
 
-SMALL_POOL = tree(16, 4, 7, "--max-total-tokens", "1400")
-small_pool = pytest.mark.parametrize("server", [SMALL_POOL], indirect=True, ids=lambda s: s.name)
+pool_server = pytest.mark.parametrize("server", [small_pool()], indirect=True, ids=["small-pool"])
 server_16 = pytest.mark.parametrize("server", [tree(16, 4, 7)], indirect=True, ids=lambda s: s.name)
 
 
@@ -24,7 +23,7 @@ def wait_until_idle(server, seconds=15.0):
     raise AssertionError("requests are still running")
 
 
-@small_pool
+@pool_server
 def test_retraction_loses_and_changes_nothing(server, plain):
     """A pool too small for the batch: requests are retracted and prefilled again."""
     expected = [answer["output_ids"] for answer in plain.answers["batched"]]

@@ -11,7 +11,9 @@ PROMPT = list(prompts(1, seed=9)[0])
 REFUSED = [
     ({"sampling_params": {"sampling_seed": 7}}, "sampling_seed"),
     ({"return_hidden_states": True}, "return_hidden_states"),
+    ({"token_indices_to_pool": [0]}, "token_indices_to_pool"),
 ]
+FOREIGN_STOPS = {"frequency_penalty": 0.5, "stop_token_ids": [10**6, -1], "max_new_tokens": 8}
 MALFORMED = [
     {"sampling_params": {"temperature": -1}},
     {"sampling_params": {"top_p": 2}},
@@ -46,6 +48,7 @@ def test_a_grammar_backend_without_rollback_is_refused(server):
 def test_the_server_survives_malformed_requests(server, plain):
     for body in MALFORMED:
         assert server.post("/generate", {"input_ids": PROMPT, **body}).status_code >= 400, body
+    assert server.generate(PROMPT, **FOREIGN_STOPS)["meta_info"]["completion_tokens"] == 8
     prompt = list(WORKLOADS["single"].prompts()[0])
     expected = plain.answers["single"][0]["output_ids"]
     assert server.generate(prompt, max_new_tokens=64)["output_ids"] == expected
