@@ -66,7 +66,7 @@ def plugin(name: str) -> dict[str, str]:
 
 def small_pool(**env: str) -> Setup:
     """A KV pool too small for 16 requests, which are admitted all the same and then retracted."""
-    return tree(16, 4, 7, "--max-total-tokens", "1100", SGLANG_INIT_NEW_TOKEN_RATIO="0.1", **env)
+    return tree(16, 4, 7, "--max-total-tokens", "700", SGLANG_INIT_NEW_TOKEN_RATIO="0.1", **env)
 
 
 def sabotaged(step: str) -> Setup:
