@@ -70,18 +70,6 @@ class CpuAttentionBackend(AttentionBackend):
                 f"{ATTENTION_BACKEND!r}; use another attention backend."
             )
 
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: RadixAttention,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-
     def forward_extend(
         self,
         q: torch.Tensor,
@@ -92,27 +80,18 @@ class CpuAttentionBackend(AttentionBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-
-    def support_triton(self) -> bool:
-        return False
-
-    def _forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: RadixAttention,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool,
-        extra: dict[str, Any],
-    ) -> torch.Tensor:
-        if extra:
-            _check_options(extra, layer)
+        if kwargs:
+            _check_options(kwargs, layer)
         if save_kv_cache and k is not None and v is not None:
             loc = KVWriteLoc(forward_batch.out_cache_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, loc, k, v)
         return self.attend(q, layer)
+
+    # The plan made in init_forward_metadata tells the modes apart.
+    forward_decode = forward_extend
+
+    def support_triton(self) -> bool:
+        return False
 
     def attend(self, q: torch.Tensor, layer: RadixAttention) -> torch.Tensor:
         """Attention of the batch's rows once their K/V is stored.

@@ -64,34 +64,27 @@ class PackedWeight:
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
 
 
-class PackedLinearMethod(UnquantizedLinearMethod):
+class PackedMethod:
+    """A layer's product with its packed weight, in place of an unquantized method's."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        self.packed_weight = weight
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        self.packed_weight.pack(layer.weight)
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.packed_weight.linear(x, layer.weight, bias)
+
+
+class PackedLinearMethod(PackedMethod, UnquantizedLinearMethod):
     """SGLang's unquantized linear method on a packed weight."""
 
-    def __init__(self, weight: PackedWeight) -> None:
-        self.packed_weight = weight
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        self.packed_weight.pack(layer.weight)
-
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return self.packed_weight.linear(x, layer.weight, bias)
-
-
-class PackedEmbeddingMethod(UnquantizedEmbeddingMethod):
+class PackedEmbeddingMethod(PackedMethod, UnquantizedEmbeddingMethod):
     """Vocabulary projection on a packed weight; embedding look-ups read the plain one."""
-
-    def __init__(self, weight: PackedWeight) -> None:
-        self.packed_weight = weight
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        self.packed_weight.pack(layer.weight)
-
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return self.packed_weight.linear(x, layer.weight, bias)
 
 
 def pack_model(model: torch.nn.Module) -> int:
