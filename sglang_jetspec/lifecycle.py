@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
@@ -21,6 +22,7 @@ from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.jetspec import JetSpecDraftModel, JetSpecDraftWorker
 from sglang_jetspec.request_state import RequestState
+from sglang_jetspec.steps import round_steps
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class SpecWorkerBase(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = target_worker.device
         self.on_cpu = self.device == "cpu"
+        self.ranks = get_tp_group()
         spec = get_spec()
         if not ModelRegistry.is_arch_supported(JetSpecDraftModel.__name__):
             ModelRegistry.register("sglang_jetspec.heads")
@@ -95,6 +98,7 @@ class SpecWorkerBase(BaseSpecWorker):
                 depth=spec.speculative_dflash_block_size - 1,
             ),
         )
+        self.steps = round_steps(self.options, self.on_cpu)
         self.speculative_num_draft_tokens = self.options.num_draft_tokens
         self.speculative_num_steps = self.options.depth
         logger.info("JETSPEC head %s, %s", spec.speculative_draft_model_path, self.options)

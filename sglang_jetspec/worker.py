@@ -25,16 +25,9 @@ from sglang_jetspec.grammar import node_masks
 from sglang_jetspec.lifecycle import SpecWorkerBase
 from sglang_jetspec.logprobs import write_logprobs
 from sglang_jetspec.spec_inputs import JetSpecDraftInput, JetSpecVerifyInput
-from sglang_jetspec.trees import TREE_BUILDERS, DraftTree
-from sglang_jetspec.trees.shrink import shrink
-from sglang_jetspec.verification import (
-    Acceptance,
-    Sampling,
-    accept,
-    accept_lazily,
-    target_choices,
-)
-from sglang_jetspec.window import Commit, Window, counting
+from sglang_jetspec.trees import DraftTree
+from sglang_jetspec.verification import Acceptance, Sampling
+from sglang_jetspec.window import Window, counting
 
 Publish = Callable[[torch.Tensor], None]
 
@@ -66,6 +59,7 @@ class JetSpecWorker(SpecWorkerBase):
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
+        self.ranks.broadcast(result.next_token_ids, src=0)
         self.requests.emit(batch, result.next_token_ids)
         plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
@@ -177,8 +171,9 @@ class JetSpecWorker(SpecWorkerBase):
             output = self.draft_runner.forward(forward_batch).logits_output
             hidden = output.hidden_states.view(len(roots), rows, -1)[:, 1:]
             tokens, logprobs = self.draft_model.propose(hidden, options.width)
-        tree = TREE_BUILDERS[options.tree](roots, tokens, logprobs, options.num_draft_tokens)
-        return shrink(tree, window.usable)
+        return self.steps.build_tree(
+            roots, tokens, logprobs, options.num_draft_tokens, window.usable
+        )
 
     def _verify(self, batch: Any, tree: DraftTree, window: Window, plan: Any) -> Any:
         """One target pass over the trees: logits and captured features of all B * N nodes."""
@@ -221,17 +216,21 @@ class JetSpecWorker(SpecWorkerBase):
             greedy=sampling_info.top_ks == 1,
             all_greedy=sampling_info.is_all_greedy,
         )
-        if self.on_cpu:
-            return accept_lazily(tree, logits, sampling, max_depth=self.options.depth)
-        return accept(tree, target_choices(logits, sampling), self.options.depth)
+        return self._agreed(self.steps.accept(tree, logits, sampling))
+
+    def _agreed(self, acceptance: Acceptance) -> Acceptance:
+        """Rank 0's decision on every rank: ties and draws may fall differently elsewhere."""
+        if self.ranks.world_size == 1:
+            return acceptance
+        parts = (acceptance.path, acceptance.tokens, acceptance.lengths.unsqueeze(1))
+        decided = self.ranks.broadcast(torch.cat(parts, 1), src=0)
+        path, tokens, lengths = decided.split([part.shape[1] for part in parts], dim=1)
+        return Acceptance(path, lengths.squeeze(1), tokens)
 
     def _commit(self, window: Window, acceptance: Acceptance, features: torch.Tensor) -> None:
         """Move accepted KV to the front of the window and give the head the new features."""
-        commit = Commit.of(window, acceptance, compact=self.on_cpu)
-        moves = commit.moved() if self.on_cpu else commit
-        if not self.on_cpu or len(moves.slots):
-            self.model_runner.token_to_kv_pool.move_kv_cache(moves.slots, moves.source)
-        self._write_draft_context(features[commit.rows], commit.positions, commit.slots)
+        pool = self.model_runner.token_to_kv_pool
+        self._write_draft_context(*self.steps.commit(window, acceptance, features, pool))
 
     def _write_draft_context(
         self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.environ import envs
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.tp_worker import TpModelWorker
@@ -22,6 +23,8 @@ from torch import nn
 
 from sglang_jetspec.config import causality_override
 from sglang_jetspec.heads.format import HeadConfig, HeadError, load_head_config, resolve_head
+from sglang_jetspec.heads.vocab_parallel import VocabularyShard
+from sglang_jetspec.steps import use_kernels
 
 
 def make_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -38,9 +41,11 @@ class JetSpecDraftModel(DFlashDraftModel):
     """Draft head over fused target features, causal or bidirectional inside its block.
 
     dense: the same passes in a plain loop, where the platform has one.
+    context_kernel: the fused write of context KV, where the device and the layers allow it.
     """
 
     dense: Any = None
+    context_kernel: Any = None
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
@@ -85,19 +90,29 @@ class JetSpecDraftModel(DFlashDraftModel):
             from sglang_jetspec.platforms.cpu.dense_draft import DenseDraft
 
             self.__dict__["dense"] = DenseDraft.of(self)
+        elif use_kernels(on_cpu=False):
+            from sglang_jetspec.heads.context_kv import ContextKernel
+
+            self.__dict__["context_kernel"] = ContextKernel.of(self)
 
     def refresh_draft_vocabulary(self) -> None:
         """Gather the LM head's rows of the draft vocabulary, again after a weight update."""
-        if self.draft_token_ids is not None:
-            rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
+        held = self.target_lm_head.shard_indices
+        first = held.org_vocab_start_index
+        ids = self.draft_token_ids
+        if ids is not None:
+            ids = ids.long()
+            ids = ids[(ids >= first) & (ids < held.org_vocab_end_index)]
+            rows = self.target_lm_head.weight[ids - first].contiguous()
             self.__dict__["draft_projection"] = make_linear(rows)
+        self.__dict__["vocabulary"] = VocabularyShard(get_tp_group(), first, ids)
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., H] to logits over the (draft) vocabulary, through the target's LM head."""
+        """[..., H] to logits over this rank's (draft) vocabulary, through the target's LM head."""
         if self.draft_token_ids is not None:
             return self.draft_projection(hidden)
         head = self.target_lm_head
-        return head.quant_method.apply(head, hidden)[..., : head.org_vocab_size]
+        return head.quant_method.apply(head, hidden)[..., : head.shard_indices.num_org_elements]
 
     @torch.no_grad()
     def forward(
@@ -123,11 +138,7 @@ class JetSpecDraftModel(DFlashDraftModel):
         hidden: [B, D, H], rows 1..D of the block. Returns tokens [B, D, W] int64 and
         log-probabilities [B, D, W] fp32 under the head's whole (draft) vocabulary.
         """
-        logits = self.draft_logits(hidden).float()
-        top, ids = torch.topk(logits, width, dim=-1)
-        if self.draft_token_ids is not None:
-            ids = self.draft_token_ids[ids].long()
-        return ids, top - torch.logsumexp(logits, dim=-1, keepdim=True)
+        return self.vocabulary.propose(self.draft_logits(hidden).float(), width)
 
     def write_context(
         self,
@@ -142,6 +153,9 @@ class JetSpecDraftModel(DFlashDraftModel):
         """
         if self.dense is not None:
             self.dense.write_context(features, positions, slots, pool)
+            return
+        if self.context_kernel is not None and self.context_kernel.takes(features, pool):
+            self.context_kernel.write(features, positions, slots, pool)
             return
         context = self.project_target_hidden(features)
         for layer in self.layers:

@@ -2,13 +2,36 @@
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from sglang_jetspec.trees.algorithm1 import algorithm1_tree
 from sglang_jetspec.trees.best_first import best_first_tree
+from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
 from sglang_jetspec.trees.draft_tree import DraftTree, max_nodes
 
+
+def best_first(
+    roots: Tensor,
+    top_tokens: Tensor,
+    top_logprobs: Tensor,
+    nodes: int,
+    depth_limit: Tensor | None = None,
+) -> DraftTree:
+    """`best_first_tree`, on a CPU by its compiled equal."""
+    build = best_first_tree_cpu if top_logprobs.device.type == "cpu" else best_first_tree
+    return build(roots, top_tokens, top_logprobs, nodes, depth_limit)
+
+
 TREE_BUILDERS: dict[str, Callable[..., DraftTree]] = {
-    "best_first": best_first_tree,
+    "best_first": best_first,
     "algorithm1": algorithm1_tree,
 }
 
-__all__ = ["TREE_BUILDERS", "DraftTree", "algorithm1_tree", "best_first_tree", "max_nodes"]
+__all__ = [
+    "TREE_BUILDERS",
+    "DraftTree",
+    "algorithm1_tree",
+    "best_first_tree",
+    "best_first_tree_cpu",
+    "max_nodes",
+]

@@ -1,7 +1,7 @@
 """Both builders against their heap versions, and what every tree must satisfy."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from sglang_jetspec.trees import (
     DraftTree,
     algorithm1_tree,
     best_first_tree,
+    best_first_tree_cpu,
     max_nodes,
 )
 from sglang_jetspec.trees.heap import algorithm1_nodes, best_first_nodes
@@ -243,3 +244,27 @@ def test_algorithm1_accepts_far_less_at_equal_budget(nodes: int, least_gain: flo
         for builder in (best_first_tree, algorithm1_tree)
     )
     assert best > least_gain * plain
+
+
+@given(
+    case=cases(max_step=5),
+    dead=st.integers(0, 8),
+    limits=st.none() | st.lists(st.integers(0, 6), min_size=3, max_size=3),
+)
+def test_compiled_builder_is_the_tensor_program(case: Case, dead: int, limits: list | None) -> None:
+    """Bit for bit, candidates of no probability and ties included."""
+    logprobs = case.logprobs.masked_fill(case.logprobs < -dead / 256.0, -math.inf)
+    limit = None if limits is None else torch.tensor(limits[: len(logprobs)])
+    case = Case(logprobs, case.nodes)
+    expected = case.build(best_first_tree, depth_limit=limit)
+    tree = case.build(best_first_tree_cpu, depth_limit=limit)
+    for field in fields(DraftTree):
+        assert torch.equal(getattr(tree, field.name), getattr(expected, field.name)), field.name
+
+
+def test_compiled_builder_takes_rounded_log_probabilities() -> None:
+    """Slightly above 0, as rounding makes them, and NaN: parents first, finite scores."""
+    case = Case(torch.tensor([[[1e-7, -1.0], [1e-7, -2.0], [math.nan, -1.0]]]), 6)
+    tree = case.build(best_first_tree_cpu)
+    assert (tree.parents < torch.arange(6)).all()
+    assert tree.logprobs[tree.live].isfinite().all()
