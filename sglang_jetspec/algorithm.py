@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +26,6 @@ from sglang_jetspec.heads.format import (
 if TYPE_CHECKING:
     import torch
     from sglang.srt.managers.overlap_utils import FutureMap
-
-logger = logging.getLogger(__name__)
 
 # Backends whose verify pass reads a tree mask. The others ignore it without a word.
 TREE_BACKENDS = ("jetspec_cpu", "flashinfer", "triton", TREE_ATTENTION)

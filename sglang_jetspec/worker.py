@@ -72,9 +72,11 @@ class JetSpecWorker(SpecWorkerBase):
             on_publish(batch.seq_lens)
         features, result.logits_output.hidden_states = result.logits_output.hidden_states, None
         lengths = zip(batch.prefix_lens, batch.extend_lens, strict=True)
-        positions = torch.cat([torch.arange(start, start + n) for start, n in lengths])
+        positions = torch.cat(
+            [torch.arange(start, start + n, device=self.device) for start, n in lengths]
+        )
         slots = plan.write_ids(self.draft_runner.kv_index_translator)
-        self._write_draft_context(features, positions.to(self.device), slots)
+        self._write_draft_context(features, positions, slots)
         result.next_draft_input = JetSpecDraftInput(
             bonus_tokens=result.next_token_ids.long(), new_seq_lens=batch.seq_lens
         )

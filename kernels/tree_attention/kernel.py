@@ -47,7 +47,7 @@ def _fold(
     """One tile of the online softmax, in base 2. visible: [BLOCK_M, BLOCK_N]."""
     if WIDEN:
         q, k = q.to(tl.float32), k.to(tl.float32)
-    scores = tl.dot(q, k, input_precision="ieee") * scale
+    scores = tl.dot(q, k, input_precision="tf32x3") * scale
     if CAPPED:
         # tanh(x) = 2 sigmoid(2 x) - 1; `scale` is the plain one here.
         scores = cap * (2 * tl.sigmoid(2 * scores / cap) - 1) * 1.4426950408889634
@@ -62,7 +62,7 @@ def _fold(
         p, v = low.to(tl.float32), v.to(tl.float32)
         low = p
     weights = weights * decay + tl.sum(p, 1)
-    acc = tl.dot(low, v, acc * decay[:, None], input_precision="ieee")
+    acc = tl.dot(low, v, acc * decay[:, None], input_precision="tf32x3")
     return new_max, weights, acc
 
 
@@ -274,10 +274,22 @@ def choose_splits(programs: int, multiprocessors: int, longest: int) -> int:
 
 
 def choose_tile(dtype: torch.dtype, head_size: int, rows: int) -> tuple[int, int]:
-    """(BLOCK_M, BLOCK_N) for `rows` = P * G rows a KV head."""
-    small = dtype is torch.float32 or head_size > 128
-    block_m = max(16, min(triton.next_power_of_2(rows), 64 if small else 128))
-    return block_m, 32 if small else 64
+    """(BLOCK_M, BLOCK_N) for `rows` = P * G rows a KV head.
+
+    The largest that keep accumulators in registers; fp32 is multiplied in three tf32 parts, whose
+    operands take more.
+    """
+    if dtype is torch.float32:
+        largest, block_n = 32, 32
+    elif head_size > 128:
+        largest, block_n = 64, 32
+    else:
+        largest, block_n = 128, 64
+    return max(16, min(triton.next_power_of_2(rows), largest)), block_n
+
+
+def choose_warps(dtype: torch.dtype, block_m: int) -> int:
+    return 8 if block_m > 64 or dtype is torch.float32 else 4
 
 
 def tree_attention(
@@ -383,7 +395,7 @@ def tree_attention(
         WIDEN=queries.device.type == "cpu",
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        num_warps=8 if block_m > 64 else 4,
+        num_warps=choose_warps(queries.dtype, block_m),
         num_stages=2,
     )
     if splits > 1:

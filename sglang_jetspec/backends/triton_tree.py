@@ -47,8 +47,8 @@ class TreeAttentionBackend(TritonAttnBackend):
     def __init__(self, model_runner: Any, **kwargs: Any) -> None:
         _check_model(model_runner)
         super().__init__(model_runner, **kwargs)
-        self.tree_rows = model_runner.decode_num_tokens_per_req()
         self._graph_words: Tensor | None = None
+        # By causality, for one width of rows: a runner verifies trees or drafts blocks.
         self._blocks: dict[bool, Tensor] = {}
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -101,9 +101,9 @@ class TreeAttentionBackend(TritonAttnBackend):
         """[batch, rows, W] constant words, allocated once and kept: graphs hold their address."""
         words = self._blocks.get(causal)
         if words is None or len(words) < batch or words.shape[1] != rows:
-            batch = max(batch, self.req_to_token_pool.size)
+            count = max(batch, self.req_to_token_pool.size)
             one = block_words(rows, causal, self.device)
-            words = self._blocks[causal] = one.expand(batch, -1, -1).contiguous()
+            words = self._blocks[causal] = one.expand(count, -1, -1).contiguous()
         return words[:batch]
 
     def forward_extend(

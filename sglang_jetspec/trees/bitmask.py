@@ -31,7 +31,8 @@ def _bit_values(device: torch.device) -> Tensor:
 def pack_ancestors(ancestors: Tensor) -> Tensor:
     """[B, N, C] bool to [B, N, W] int32."""
     columns = ancestors.shape[-1]
-    padded = pad(ancestors, (0, -columns % WORD_BITS)).unflatten(-1, (-1, WORD_BITS))
+    padded = pad(ancestors, (0, -columns % WORD_BITS))
+    padded = padded.view(*ancestors.shape[:-1], mask_words(columns), WORD_BITS)
     words: Tensor = (padded * _bit_values(ancestors.device)).sum(-1)
     return words.int()
 
