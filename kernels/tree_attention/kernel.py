@@ -263,14 +263,15 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def choose_splits(programs: int, multiprocessors: int, longest: int) -> int:
-    """Into how many parts to cut the prefix, so that about two programs a multiprocessor run.
+def choose_splits(programs: int, resident: int, longest: int) -> int:
+    """Into how many parts to cut the prefix, so that one wave of programs fills the GPU.
 
-    programs: of one split. longest: upper bound of a prefix, known on the host; no part is cut
-    below 256 positions of it. The result depends on shapes alone, so that a captured graph serves
-    every length.
+    programs: of one part. resident: programs that run at once; more parts than that add traffic of
+    partial results and no parallelism. longest: upper bound of a prefix, known on the host; no
+    part is cut below 256 positions of it. The result depends on shapes alone, so that a captured
+    graph serves every length.
     """
-    return max(1, min(2 * multiprocessors // max(programs, 1), triton.cdiv(longest, 256)))
+    return max(1, min(resident // max(programs, 1), triton.cdiv(longest, 256)))
 
 
 def choose_tile(dtype: torch.dtype, head_size: int, rows: int) -> tuple[int, int]:
@@ -349,8 +350,9 @@ def tree_attention(
     tiles = triton.cdiv(n_queries * group, block_m)
     if splits is None:
         longest = slot_table.shape[1] * page_size
-        processors = _multiprocessors(queries.device)
-        splits = choose_splits(tiles * batch * heads_kv, processors, longest)
+        # The registers of a multiprocessor hold one program of 8 warps, or two of 4.
+        resident = _multiprocessors(queries.device) * 8 // choose_warps(queries.dtype, block_m)
+        splits = choose_splits(tiles * batch * heads_kv, resident, longest)
     if out is None:
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
     rows = batch * n_queries * heads

@@ -180,9 +180,9 @@ def test_a_foresight_batch_shares_prefix_and_suffix():
 
 
 def test_splits_follow_shapes_only():
-    assert kernel.choose_splits(programs=16, multiprocessors=132, longest=40960) == 16
-    assert kernel.choose_splits(programs=400, multiprocessors=132, longest=40960) == 1
-    assert kernel.choose_splits(programs=16, multiprocessors=132, longest=600) == 3
+    assert kernel.choose_splits(programs=16, resident=132, longest=40960) == 8
+    assert kernel.choose_splits(programs=400, resident=132, longest=40960) == 1
+    assert kernel.choose_splits(programs=16, resident=132, longest=600) == 3
 
 
 @pytest.mark.parametrize(
