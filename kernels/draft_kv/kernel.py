@@ -165,6 +165,11 @@ def serves(head_dim: int, dtype: torch.dtype) -> bool:
     return head_dim in HEAD_SIZES and dtype in FLOATS
 
 
+def write_block(block: int, head_dim: int) -> int:
+    """Columns of the context a step of the second kernel takes; its tiles grow with the head."""
+    return block // 2 if head_dim == 256 else block
+
+
 def draft_kv(
     features: Tensor,
     positions: Tensor,
@@ -220,7 +225,7 @@ def draft_kv(
         TYPE=FLOATS[features.dtype],
         WIDEN=interpreted,
         BLOCK_M=block_m,
-        BLOCK=block // 2 if head_dim == 256 else block,
+        BLOCK=write_block(block, head_dim),
         num_warps=4,
         num_stages=3,
     )

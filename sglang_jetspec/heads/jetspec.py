@@ -104,6 +104,10 @@ class JetSpecDraftModel(DFlashDraftModel):
             ids = ids.long()
             ids = ids[(ids >= first) & (ids < held.org_vocab_end_index)]
             rows = self.target_lm_head.weight[ids - first].contiguous()
+            if rows.device.type != "cpu" and "draft_rows" in self.__dict__:
+                self.draft_rows.copy_(rows)  # captured graphs hold its address
+                return
+            self.__dict__["draft_rows"] = rows
             self.__dict__["draft_projection"] = make_linear(rows)
         self.__dict__["vocabulary"] = VocabularyShard(get_tp_group(), first, ids)
 
@@ -113,6 +117,11 @@ class JetSpecDraftModel(DFlashDraftModel):
             return self.draft_projection(hidden)
         head = self.target_lm_head
         return head.quant_method.apply(head, hidden)[..., : head.shard_indices.num_org_elements]
+
+    def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[n] int64 to [n, H]. A model with this method is captured from ids, not embeddings."""
+        embeds = self.target_embedding(input_ids)
+        return embeds if self.embedding_scale == 1.0 else embeds * self.embedding_scale
 
     @torch.no_grad()
     def forward(
@@ -124,9 +133,7 @@ class JetSpecDraftModel(DFlashDraftModel):
         **kwargs: Any,
     ) -> Any:
         if input_embeds is None:
-            input_embeds = self.target_embedding(input_ids)
-            if self.embedding_scale != 1.0:
-                input_embeds = input_embeds * self.embedding_scale
+            input_embeds = self.forward_embed(input_ids)
         if self.dense is None:
             return super().forward(input_ids, positions, forward_batch, input_embeds)
         hidden = self.dense.forward(input_embeds, positions, forward_batch)

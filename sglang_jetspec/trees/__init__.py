@@ -7,7 +7,7 @@ from torch import Tensor
 from sglang_jetspec.trees.algorithm1 import algorithm1_tree
 from sglang_jetspec.trees.best_first import best_first_tree
 from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
-from sglang_jetspec.trees.draft_tree import DraftTree, max_nodes
+from sglang_jetspec.trees.draft_tree import DraftTree, LinkedTree, max_nodes
 
 
 def best_first(
@@ -30,6 +30,7 @@ TREE_BUILDERS: dict[str, Callable[..., DraftTree]] = {
 __all__ = [
     "TREE_BUILDERS",
     "DraftTree",
+    "LinkedTree",
     "algorithm1_tree",
     "best_first_tree",
     "best_first_tree_cpu",

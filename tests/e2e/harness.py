@@ -43,6 +43,7 @@ class Setup:
             "SGLANG_PLUGINS": "jetspec,jetspec_cpu",
             "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
             "OMP_NUM_THREADS": "1",
+            "TRITON_INTERPRET": None,
             **dict(self.env),
         }
         return Server(args, env)
