@@ -165,9 +165,9 @@ def serves(head_dim: int, dtype: torch.dtype) -> bool:
     return head_dim in HEAD_SIZES and dtype in FLOATS
 
 
-def write_block(block: int, head_dim: int) -> int:
-    """Columns of the context a step of the second kernel takes; its tiles grow with the head."""
-    return block // 2 if head_dim == 256 else block
+def write_block(block: int, rows: int, head_dim: int) -> int:
+    """Columns of the context a step of the second kernel takes; wide tiles spill registers."""
+    return block // 2 if head_dim == 256 or rows == 64 else block
 
 
 def draft_kv(
@@ -225,7 +225,7 @@ def draft_kv(
         TYPE=FLOATS[features.dtype],
         WIDEN=interpreted,
         BLOCK_M=block_m,
-        BLOCK=write_block(block, head_dim),
-        num_warps=4,
+        BLOCK=write_block(block, block_m, head_dim),
+        num_warps=8 if block_m == 64 else 4,
         num_stages=3,
     )

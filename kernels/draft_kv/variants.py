@@ -31,14 +31,14 @@ def _write(rows: int, head: int) -> Variant:
     pointers = dict.fromkeys(("addresses", "positions", "slots"), "*i64")
     pointers |= {"context": "*fp32", "norm": "*bf16", "cos_sin": "*fp32"}
     scalars = {"n": "i32", "H": "i32", "context_eps": "fp32", "head_eps": "fp32"}
-    tile = {"BLOCK_M": rows, "BLOCK": write_block(BLOCK_K, head)}
+    tile = {"BLOCK_M": rows, "BLOCK": write_block(BLOCK_K, rows, head)}
     return Variant(
         name=f"draft_kv write bf16, {rows} rows, head {head}",
         kernel=_write_kv,
         signature=pointers | scalars,
         constants={"HEADS": 8, "HALF": head // 2, "TYPE": tl.bfloat16, "WIDEN": False, **tile},
         divisible=(*pointers, "H"),
-        options={"num_warps": 4, "num_stages": 3},
+        options={"num_warps": 8 if rows == 64 else 4, "num_stages": 3},
     )
 
 
