@@ -20,6 +20,8 @@ from sglang_jetspec.tools.bench.server import Server
 
 __all__ = [
     "CROWDED",
+    "GOLDEN",
+    "GOLDEN_FOLDER",
     "LLGUIDANCE",
     "PAGED",
     "PLAIN",
@@ -106,6 +108,11 @@ def small_pool(*args: str, **env: str) -> Setup:
     return tree(16, 4, 7, *pool, SGLANG_INIT_NEW_TOKEN_RATIO="0.1", **env)
 
 
+GOLDEN_FOLDER = Path(tempfile.mkdtemp(prefix="jetspec-golden-"))
+atexit.register(shutil.rmtree, GOLDEN_FOLDER, ignore_errors=True)
+GOLDEN = replace(
+    tree(8, 2, 4, **plugin("golden"), JETSPEC_GOLDEN=str(GOLDEN_FOLDER)), name="n8w2d4, golden"
+)
 PAGED = replace(
     tree(
         *(16, 4, 7, "--page-size", "16", "--chunked-prefill-size", "64"),
@@ -119,7 +126,7 @@ SHORT_HEAD = replace(
     shape=None,
     reach=96,
 )
-CROWDED = small_pool("--enable-priority-scheduling")
+CROWDED = replace(small_pool("--enable-priority-scheduling"), name="small-pool")
 
 
 @cache
