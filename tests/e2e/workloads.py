@@ -77,7 +77,7 @@ def changed_target(folder: Path) -> Path:
     random_source = torch.Generator().manual_seed(0)
     for name, tensor in weights.items():
         noise = torch.randn(tensor.shape, generator=random_source)
-        weights[name] = (tensor + 0.15 * tensor.float().std() * noise).to(tensor.dtype)
+        weights[name] = (tensor + 0.08 * tensor.float().std() * noise).to(tensor.dtype)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
