@@ -17,6 +17,8 @@ class TrainConfig:
     out: Path
     """Folder for features, checkpoints and the log; keep it outside the repository."""
 
+    init_from: str | None = None
+    """Head folder or hub id to continue from; its mask token and draft vocabulary are kept."""
     target_layer_ids: tuple[int, ...] = (1, 8, 14, 20, 27)
     """Target layers whose output states the head reads (0 = first layer)."""
     draft_layers: int = 2

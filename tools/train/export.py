@@ -59,6 +59,11 @@ def published_weights(weights: dict[str, Tensor], scales: Tensor) -> dict[str, T
     return {**weights, "fc.weight": weights["fc.weight"] / scales}
 
 
+def trainable_weights(weights: dict[str, Tensor], scales: Tensor) -> dict[str, Tensor]:
+    """The inverse of `published_weights`."""
+    return {**weights, "fc.weight": weights["fc.weight"] * scales}
+
+
 def export_details(
     config: HeadConfig, scales: Tensor, draft_token_ids: Tensor | None
 ) -> dict[str, Any]:

@@ -14,7 +14,12 @@ import torch
 import tyro
 from transformers import AutoConfig, AutoTokenizer
 
-from sglang_jetspec.heads.format import parse_head_config
+from sglang_jetspec.heads.format import (
+    HeadConfig,
+    load_head_config,
+    parse_head_config,
+    resolve_head,
+)
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.batches import Batch, BatchSource, pick_examples
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints
@@ -25,8 +30,10 @@ from sglang_jetspec.tools.train.features import FeatureStore, capture_features
 from sglang_jetspec.tools.train.loop import train
 from sglang_jetspec.tools.train.target import (
     FrozenTarget,
+    check_imported,
     freeze,
     head_config,
+    imported_head,
     initial_head,
     load_target,
     tap_scales,
@@ -41,12 +48,12 @@ class TrainingRun:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        check_config(config)
+        mask_token_id = check_config(config).mask_token_id
         tokenizer = AutoTokenizer.from_pretrained(config.target)
         examples = load_examples(config.prompts, config.answers, tokenizer, config.licenses)
-        if any(config.mask_token_id in example.token_ids for example in examples):
+        if any(mask_token_id in example.token_ids for example in examples):
             raise ValueError(
-                f"--mask-token-id is {config.mask_token_id}, which occurs in the training text; "
+                f"--mask-token-id is {mask_token_id}, which occurs in the training text; "
                 f"give an unused token of the target"
             )
         self.store: FeatureStore = capture_features(
@@ -59,14 +66,11 @@ class TrainingRun:
         held_out = [is_held_out(example.id, config.held_out_share) for example in examples]
         self.train_rows = [i for i, held in enumerate(held_out) if not held]
         self.held_out_rows = [i for i, held in enumerate(held_out) if held]
-        self.draft_token_ids = _draft_token_ids(
-            config, [examples[i] for i in self.train_rows], tokenizer.eos_token_id
-        )
         torch.manual_seed(config.seed)
         sample = self.store.taps[torch.randint(self.store.offsets[-1], (TAP_SAMPLE,))]
         self.scales = tap_scales(sample)
         self.source = BatchSource(self.store, self.scales, config.block_size)
-        self.target, self.head = self._models(sample)
+        self.head, self.draft_token_ids, self.target = self._models(sample, tokenizer.eos_token_id)
 
     def batch_at(self, step: int) -> Batch:
         """The training batch of `step`."""
@@ -87,22 +91,32 @@ class TrainingRun:
         anchors, device = self.config.anchors_per_sequence, self.config.device
         return self.source.sample(picked, anchors, seed, step).to(device)
 
-    def _models(self, tap_sample: torch.Tensor) -> tuple[FrozenTarget, JetSpecHead]:
-        model = load_target(self.config.target)
-        ids = self.draft_token_ids
-        shape = head_config(self.config, model.config, None if ids is None else len(ids))
-        head = initial_head(shape, model, tap_sample, self.config.dropout)
-        return freeze(model, ids, self.config.device), head.to(self.config.device)
+    def _models(
+        self, tap_sample: torch.Tensor, eos_token_id: int
+    ) -> tuple[JetSpecHead, torch.Tensor | None, FrozenTarget]:
+        config = self.config
+        model = load_target(config.target)
+        if config.init_from is not None:
+            head, ids = imported_head(resolve_head(config.init_from), self.scales, config.dropout)
+        else:
+            examples = [self.store.examples[i] for i in self.train_rows]
+            ids = _draft_token_ids(config, examples, eos_token_id)
+            shape = head_config(config, model.config, None if ids is None else len(ids))
+            head = initial_head(shape, model, tap_sample, config.dropout)
+        return head.to(config.device), ids, freeze(model, ids, config.device)
 
 
-def check_config(config: TrainConfig) -> None:
-    """Refuse before the first forward pass what a loader would refuse after the last.
+def check_config(config: TrainConfig) -> HeadConfig:
+    """The head's settings; refuses before the first forward what a loader would after the last.
 
     Raises HeadError.
     """
     target = AutoConfig.from_pretrained(config.target)
-    shape = head_config(config, target, config.draft_vocab_size)
-    parse_head_config(raw_config(shape))
+    if config.init_from is None:
+        return parse_head_config(raw_config(head_config(config, target, config.draft_vocab_size)))
+    head = load_head_config(resolve_head(config.init_from))
+    check_imported(head, config, target)
+    return head
 
 
 def run(config: TrainConfig) -> dict[str, object]:

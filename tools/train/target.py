@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from sglang_jetspec.heads.format import HeadConfig
-from sglang_jetspec.heads.reference import JetSpecHead
+from sglang_jetspec.heads.format import HeadConfig, HeadError
+from sglang_jetspec.heads.reference import JetSpecHead, load_reference_head
 from sglang_jetspec.tools.train.config import TrainConfig
+from sglang_jetspec.tools.train.export import trainable_weights
 
 
 @dataclass(frozen=True)
@@ -99,3 +100,33 @@ def initial_head(config: HeadConfig, model: nn.Module, taps: Tensor, dropout: fl
     head.hidden_norm.weight.copy_(entry_norms * tap_scales(deepest) / typical)
     head.norm.load_state_dict(model.model.norm.state_dict())
     return head
+
+
+def check_imported(head: HeadConfig, config: TrainConfig, target: PretrainedConfig) -> None:
+    """Raises HeadError by field unless `head` has the run's settings and fits the target."""
+    wanted = head_config(config, target, head.draft_vocab_size)
+    for name in ("num_hidden_layers", "block_size", "target_layer_ids", "causal", "hidden_size"):
+        _refuse_difference(name, getattr(head, name), getattr(wanted, name))
+    for name in ("vocab_size", "num_target_layers"):  # optional in published heads
+        if getattr(head, name) is not None:
+            _refuse_difference(name, getattr(head, name), getattr(wanted, name))
+
+
+def _refuse_difference(name: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise HeadError(
+            f"{name} of the head given as --init-from is {found}, the run's is {wanted}; continue "
+            f"a head with its own settings and its own target"
+        )
+
+
+@torch.no_grad()
+def imported_head(
+    folder: Path, scales: Tensor, dropout: float
+) -> tuple[JetSpecHead, Tensor | None]:
+    """The head in `folder`, in fp32 over taps divided by `scales`, and its draft token ids."""
+    head, draft_token_ids = load_reference_head(folder)
+    head.load_state_dict(trainable_weights(head.state_dict(), scales))
+    for layer in head.layers:
+        layer.dropout.p = dropout
+    return head, draft_token_ids

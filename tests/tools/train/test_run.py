@@ -3,6 +3,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sglang_jetspec.heads.format import check_tensors, load_head_config
 from sglang_jetspec.heads.reference import load_reference_head
@@ -28,6 +29,8 @@ def test_run_from_the_command_line_exports_a_head(train_config, capsys):
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         name = field.name.replace("_", "-")
+        if value is None:
+            continue
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, tuple):
@@ -113,6 +116,41 @@ def test_exported_head_reads_raw_taps_as_the_trained_one_reads_scaled(train_conf
     assert torch.equal(draft_token_ids, state.draft_token_ids)
     state.head.load_state_dict(published_weights(state.head.state_dict(), state.scales))
     torch.testing.assert_close(state.head.fuse(raw), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_exported_imported_and_exported_again_is_equal(train_config, tmp_path):
+    first = train_config(steps=2, draft_vocab_size=40)
+    run(first)
+    exported = first.out / "head"
+    settings = {"out": tmp_path / "second", "init_from": str(exported), "mask_token_id": 16}
+    second = train_config(steps=0, **settings)
+    run(second)
+    for name in ("config.json", "model.safetensors"):
+        assert (second.out / "head" / name).read_bytes() == (exported / name).read_bytes(), name
+    before = load_file(exported / "model.safetensors")
+    continued = train_config(steps=2, learning_rate=1e-4, **settings)
+    run(continued)
+    after = load_file(continued.out / "head" / "model.safetensors")
+    assert not torch.equal(after["fc.weight"], before["fc.weight"])
+    torch.testing.assert_close(after["fc.weight"], before["fc.weight"], rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("block_size", {"block_size": 4}),
+        ("num_hidden_layers", {"draft_layers": 2}),
+        ("target_layer_ids", {"target_layer_ids": (1, 2)}),
+        ("causal", {"causal": False}),
+    ],
+)
+def test_a_head_of_other_settings_is_not_continued(train_config, tmp_path, field, changes):
+    first = train_config(steps=0)
+    run(first)
+    other = train_config(out=tmp_path / "other", init_from=str(first.out / "head"), **changes)
+    with pytest.raises(ValueError, match=f"^{field} of the head given as --init-from"):
+        run(other)
+    assert not (other.out / "features").exists()
 
 
 @pytest.mark.parametrize(
