@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from sglang_jetspec.tools.train.data import Answer, Prompt, next_turn
 from sglang_jetspec.tools.train.generation import Generation
 
+HOST_POOL_TOKENS = 65536  # SGLang would fill the host's memory; short of KV, requests wait
 Answers = dict[tuple[str, int], Answer]
 QUEUED_PER_SLOT = 2  # conversations in flight for each running request, so that none idles
 
@@ -63,9 +64,8 @@ class TargetEngine:
                     on_answer(prompt, turn, answer)
 
         async def all_workers() -> None:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(QUEUED_PER_SLOT * self._generation.batch_size):
-                    group.create_task(work())
+            workers = QUEUED_PER_SLOT * self._generation.batch_size
+            await asyncio.gather(*(work() for _ in range(workers)))
 
         self._engine.loop.run_until_complete(all_workers())
 
@@ -89,7 +89,7 @@ class TargetEngine:
 
 
 def engine_arguments(target: str, generation: Generation) -> dict[str, Any]:
-    """Arguments of `sglang.Engine`; on a host without accelerator the KV pool is just enough."""
+    """Arguments of `sglang.Engine`; on a host without accelerator with a bounded KV pool."""
     try:
         given = msgspec.json.decode(generation.engine, type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -103,7 +103,8 @@ def engine_arguments(target: str, generation: Generation) -> dict[str, Any]:
         "skip_tokenizer_init": True,
     }
     if not torch.cuda.is_available():
-        longest = generation.max_prompt_tokens + generation.max_new_tokens
+        longest = generation.max_prompt_tokens + generation.max_new_tokens + 1
+        wanted = (generation.batch_size + 1) * longest
         arguments["device"] = "cpu"
-        arguments["max_total_tokens"] = (generation.batch_size + 1) * (longest + 1)
+        arguments["max_total_tokens"] = max(min(wanted, HOST_POOL_TOKENS), 2 * longest)
     return arguments | given

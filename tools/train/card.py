@@ -21,9 +21,11 @@ def write_card(run_folder: Path, folder: Path, head: HeadConfig, step: int) -> N
     run = json.loads((run_folder / RUN_FILE).read_text())
     log = run_folder / "log.jsonl"
     rows = [row for row in read_jsonl(log) if row["step"] <= step] if log.exists() else []
-    target = Path(run["settings"]["target"]).name
+    launch = run["launches"][-1]
+    settings = launch["settings"]
+    target = Path(settings["target"]).name
     data = ModelCardData(
-        base_model=run["settings"]["target"] if "/" in run["settings"]["target"] else target,
+        base_model=settings["target"],
         library_name="sglang-jetspec",
         pipeline_tag="text-generation",
         tags=["speculative-decoding", "jetspec", "draft-head", "sglang"],
@@ -40,11 +42,12 @@ def write_card(run_folder: Path, folder: Path, head: HeadConfig, step: int) -> N
             "\n## Held-out measurements\n",
             *_measurements(rows),
             "\n## Training\n",
-            f"{step} steps.\n",
-            *_table(_settings(run["settings"])),
+            f"{step} steps in {len(run['launches'])} launches; the settings are the last one's, "
+            f"`{RUN_FILE}` holds all.\n",
+            *_table(_settings(settings)),
             f"\n## Data\n\n{_data(run)}\n",
             "\n## Versions\n",
-            *_table(run["launches"][-1]["versions"].items()),
+            *_table(launch["versions"].items()),
         ]
     )
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n").save(folder / "README.md")

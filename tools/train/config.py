@@ -159,7 +159,7 @@ def parse(argv: Sequence[str], prog: str = "jetspec train") -> TrainConfig:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", type=Path)
     path = parser.parse_known_args(argv)[0].config
-    values = {} if path is None else _read(path)
+    values = {} if path is None else read_settings(path)
     required = [field.name for field in msgspec.structs.fields(TrainConfig) if field.required]
     missing = [name for name in required if name not in values]
     default = check({**values, **dict.fromkeys(missing, "")}, f"--config {path}")
@@ -169,12 +169,13 @@ def parse(argv: Sequence[str], prog: str = "jetspec train") -> TrainConfig:
     return check(msgspec.to_builtins(settings, enc_hook=str), prog)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """The object in a TOML, YAML or JSON file; ValueError when there is none."""
     decode = DECODERS.get(path.suffix)
     if decode is None:
-        raise ValueError(f"--config {path}: use one of {', '.join(DECODERS)}")
+        raise ValueError(f"{path}: use one of {', '.join(DECODERS)}")
     try:
         values: dict[str, Any] = decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(f"--config {path}: {error}") from error
+        raise ValueError(f"{path}: {error}") from error
     return values

@@ -14,30 +14,39 @@ from sglang_jetspec.tools.train.config import OPERATION, TrainConfig
 RUN_FILE = "run.json"
 PACKAGES = ("sglang-jetspec", "sglang", "torch", "transformers", "accelerate", "safetensors")
 # What may change between two launches of one run: the batches drawn stay the same.
-FREE = OPERATION | {"answers", "generation", "steps", "minutes"}
+FREE = OPERATION | {
+    "answers",
+    "generation",
+    "steps",
+    "minutes",
+    "learning_rate",
+    "schedule",
+    "warmup_share",
+    "weight_decay",
+    "dropout",
+    "max_grad_norm",
+}
 
 
-def record_launch(config: TrainConfig, path: Path) -> dict[str, Any]:
-    """Add this launch to `path` and return what it holds then.
+def record_launch(config: TrainConfig, path: Path) -> None:
+    """Add this launch to those in `path`.
 
     Raises ValueError by name for a setting that differs from the run's first launch and changes
     what it trains on.
     """
     settings = json.loads(msgspec.json.encode(config, enc_hook=str))
-    run: dict[str, Any] = {"settings": settings, "launches": []}
-    if path.exists():
-        run["launches"] = json.loads(path.read_text())["launches"]
-        first = json.loads(path.read_text())["settings"]
+    run: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"launches": []}
+    for first in run["launches"][:1]:
         for name, value in settings.items():
-            if name not in FREE and first.get(name, value) != value:
+            earlier = first["settings"].get(name, value)
+            if name not in FREE and earlier != value:
                 raise ValueError(
-                    f"{name} is {value!r}, the run in {path.parent} has {first[name]!r}; give "
-                    f"that value to resume it, or another --out to start a new run"
+                    f"{name} is {value!r}, the run in {path.parent} has {earlier!r}; give that "
+                    f"value to resume it, or another --out to start a new run"
                 )
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
-    run["launches"].append({"argv": sys.argv, "seed": config.seed, "versions": versions})
+    run["launches"].append({"argv": sys.argv, "settings": settings, "versions": versions})
     path.write_text(json.dumps(run, indent=2) + "\n")
-    return run
 
 
 def record_data(facts: dict[str, Any], path: Path) -> None:

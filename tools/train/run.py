@@ -233,7 +233,8 @@ def run(config: TrainConfig) -> dict[str, object]:
     progress = trainer.train(state.batch_at, held_out and held_out.measure)
     newest = list_checkpoints(config.out)[-1]
     if accelerator.is_main_process:
-        plot_run(config.out / "log.jsonl", config.out / "curves.png")
+        if (config.out / "log.jsonl").exists():
+            plot_run(config.out / "log.jsonl", config.out / "curves.png")
         export_checkpoint(newest, config.out / "head")
     return {
         "head": str(config.out / "head"),
