@@ -72,6 +72,7 @@ class TrainingRun:
                 f"--mask-token-id is {mask_token_id}, which occurs in the training text; "
                 f"give an unused token of the target"
             )
+        self.lengths = [len(example.token_ids) for example in self.examples]
         held_out = [is_held_out(example.id, config.held_out_share) for example in self.examples]
         self.train_rows = [i for i, held in enumerate(held_out) if not held]
         self.held_out_rows = [i for i, held in enumerate(held_out) if held]
@@ -139,8 +140,7 @@ class TrainingRun:
 
     def _batch(self, rows: list[int], seed: int, step: int, share: slice = slice(None)) -> Batch:
         size = min(self.config.sequences_per_step, len(rows))
-        lengths = [len(example.token_ids) for example in self.examples]
-        picked = pick_examples(rows, lengths, size, seed, step)
+        picked = pick_examples(rows, self.lengths, size, seed, step)
         return self.source.sample(picked, self.config.anchors_per_sequence, seed, step, share)
 
     def _features(self, target: torch.nn.Module) -> Features:
