@@ -62,7 +62,8 @@ class TorchSteps:
         """logits: [B, N, V], the target's at the nodes."""
         if self.on_cpu:
             return accept_lazily(tree, logits, sampling, max_depth=self.options.depth)
-        return accept(tree, target_choices(logits, sampling), self.options.depth)
+        choices = target_choices(logits, sampling, depths=tree.depths)
+        return accept(tree, choices, self.options.depth)
 
     def commit(
         self, window: Window, acceptance: Acceptance, features: Tensor, pool: Any
@@ -94,7 +95,8 @@ class TritonSteps(TorchSteps):
     def accept(self, tree: DraftTree, logits: Tensor, sampling: Sampling) -> Acceptance:
         from sglang_jetspec.kernels.tree_accept.kernel import tree_accept
 
-        return tree_accept(tree, target_choices(logits, sampling), self.options.depth)
+        choices = target_choices(logits, sampling, depths=tree.depths)
+        return tree_accept(tree, choices, self.options.depth)
 
     def commit(
         self, window: Window, acceptance: Acceptance, features: Tensor, pool: Any

@@ -152,6 +152,17 @@ def test_a_round_waits_for_nothing(round_worker, name, layout):
     assert result.next_draft_input.bonus_tokens.shape == (BATCH,)
 
 
+@pytest.mark.parametrize("layout", ["flat", "words"])
+def test_lengths_need_not_be_known_on_the_host(round_worker, layout):
+    """As under the overlap schedule with a backend that plans on the device."""
+    round_worker.model_runner.attn_backend.tree_mask_layout = layout
+    batch = batch_of()
+    batch.seq_lens_cpu = batch.seq_lens_sum = None
+    batch.reqs = [SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=n)) for n in (40, 60, 150)]
+    result = round_worker._round(batch, longs(BATCH), None, None)
+    assert result.new_seq_lens.shape == (BATCH,)
+
+
 def test_the_detector_detects(round_worker):
     round_worker.steps = TorchSteps(OPTIONS, on_cpu=True)  # the CPU's branches look at values
     round_worker.model_runner.attn_backend.tree_mask_layout = "rows"

@@ -2,7 +2,7 @@
 
     python -m sglang_jetspec.tools.compile_kernels --architectures 90
 
-The last line is one JSON list. Exit code 1 when code spills more than 64 bytes a thread.
+The last line is one JSON list. Exit code 1 when code spills more than 256 bytes a thread.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ KERNELS = ("tree_attention", "tree_build", "tree_accept", "commit", "draft_kv")
 def main(
     kernels: tuple[str, ...] = KERNELS,
     architectures: tuple[int, ...] = (80, 90, 100),
+    match: str = "",
 ) -> int:
     """Compile every variant of the kernels for every architecture.
 
     Args:
         kernels: folders of `kernels/`.
         architectures: compute capabilities times ten.
+        match: only variants whose name contains this.
     """
     os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported, below
     from rich.console import Console
@@ -40,6 +42,7 @@ def main(
         variant
         for name in kernels
         for variant in import_module(f"sglang_jetspec.kernels.{name}.variants").VARIANTS
+        if match in variant.name
     ]
     jobs = [(variant, architecture) for variant in variants for architecture in architectures]
     found = [compile_variant(*job) for job in tqdm(jobs, desc="compile", leave=False)]
@@ -48,7 +51,7 @@ def main(
         table.add_row(*map(str, asdict(one).values()))
     Console().print(table)
     print(json.dumps([asdict(one) for one in found]))
-    return int(any(one.spilled > 64 for one in found))
+    return int(any(one.spilled > 256 for one in found))
 
 
 if __name__ == "__main__":

@@ -48,8 +48,7 @@ class TreeAttentionBackend(TritonAttnBackend):
         _check_model(model_runner)
         super().__init__(model_runner, **kwargs)
         self._graph_words: Tensor | None = None
-        # By causality, for one width of rows: a runner verifies trees or drafts blocks.
-        self._blocks: dict[bool, Tensor] = {}
+        self._blocks: dict[tuple[int, bool], Tensor] = {}
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         if not forward_batch.forward_mode.is_target_verify():
@@ -99,11 +98,11 @@ class TreeAttentionBackend(TritonAttnBackend):
 
     def _block(self, batch: int, rows: int, causal: bool) -> Tensor:
         """[batch, rows, W] constant words, allocated once and kept: graphs hold their address."""
-        words = self._blocks.get(causal)
-        if words is None or len(words) < batch or words.shape[1] != rows:
+        words = self._blocks.get((rows, causal))
+        if words is None or len(words) < batch:  # the largest bucket is captured first
             count = max(batch, self.req_to_token_pool.size)
             one = block_words(rows, causal, self.device)
-            words = self._blocks[causal] = one.expand(count, -1, -1).contiguous()
+            words = self._blocks[rows, causal] = one.expand(count, -1, -1).contiguous()
         return words[:batch]
 
     def forward_extend(
