@@ -222,5 +222,5 @@ def tree_build(
 
 
 def warps(cells: int) -> int:
-    """Warps that hold a frontier of that many keys, up to 16 keys (32 registers) a thread."""
-    return min(max(triton.next_power_of_2(cells // 512), 1), 8)
+    """Warps that hold a frontier of that many keys: one where it does, else 8 keys a thread."""
+    return 1 if cells <= 512 else min(max(triton.next_power_of_2(cells // 256), 1), 8)
