@@ -56,12 +56,13 @@ class VocabularyShard:
         width = top.shape[-1]
         # Doubles hold fp32 values and token ids alike, so that one exchange does.
         mine = torch.cat([top.double(), tokens.double(), normaliser.double()], -1)
-        parts = self.ranks.all_gather(mine, dim=-1).unflatten(-1, (self.ranks.world_size, -1))
-        values, ids, normalisers = parts.split([width, width, 1], dim=-1)
+        parts = self.ranks.all_gather(mine, dim=-1)
+        parts = parts.view(*top.shape[:-1], self.ranks.world_size, 2 * width + 1)
+        values, ids, normalisers = torch.split(parts, [width, width, 1], dim=-1)
         best, place = torch.topk(values.flatten(-2), width, dim=-1)
         chosen = ids.flatten(-2).gather(-1, place)
         normaliser = torch.logsumexp(normalisers.squeeze(-1), dim=-1, keepdim=True)
         # Rank 0 decides: a tie may fall differently elsewhere.
         decided = self.ranks.broadcast(torch.cat([best, chosen, normaliser], -1), src=0)
-        best, chosen, normaliser = decided.split([width, width, 1], dim=-1)
+        best, chosen, normaliser = torch.split(decided, [width, width, 1], dim=-1)
         return best.float(), chosen.long(), normaliser.float()
