@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sglang_jetspec.config import OptionError, Options
@@ -47,6 +48,14 @@ class TorchSteps:
     def __init__(self, options: Options, on_cpu: bool) -> None:
         self.options = options
         self.on_cpu = on_cpu
+        if on_cpu:
+            # Compiles the CPU's tree builder, or loads it, before the first request.
+            TREE_BUILDERS[options.tree](
+                torch.zeros(1, dtype=torch.int64),
+                torch.zeros(1, 1, 1, dtype=torch.int64),
+                torch.zeros(1, 1, 1),
+                nodes=2,
+            )
 
     def build_tree(
         self, roots: Tensor, tokens: Tensor, logprobs: Tensor, nodes: int, usable: Tensor
@@ -83,6 +92,11 @@ class TorchSteps:
 class TritonSteps(TorchSteps):
     """One launch a step, and no value read back to the host."""
 
+    def __init__(self, options: Options, on_cpu: bool) -> None:
+        super().__init__(options, on_cpu)
+        self._pool: Any = None
+        self._row_bytes: int | None = None
+
     def build_tree(
         self, roots: Tensor, tokens: Tensor, logprobs: Tensor, nodes: int, usable: Tensor
     ) -> DraftTree:
@@ -103,8 +117,9 @@ class TritonSteps(TorchSteps):
     ) -> tuple[Tensor, Tensor, Tensor]:
         from sglang_jetspec.kernels.commit.kernel import commit
 
-        row_bytes = uniform_row_bytes(pool)
-        if row_bytes is None:
+        if self._pool is not pool:
+            self._pool, self._row_bytes = pool, uniform_row_bytes(pool)
+        if self._row_bytes is None:
             return super().commit(window, acceptance, features, pool)
         done = commit(
             acceptance.path,
@@ -112,7 +127,7 @@ class TritonSteps(TorchSteps):
             window.prefix_lens,
             window.context_len,
             pool.data_ptrs.view(dtype=acceptance.path.dtype),
-            row_bytes,
+            self._row_bytes,
             features,
         )
         return done.features, done.positions, done.slots
@@ -128,7 +143,7 @@ def uniform_row_bytes(pool: Any) -> int | None:
     if getattr(pool, "k_scale_buffer", None) is not None:
         return None
     buffers = [*pool.k_buffer, *pool.v_buffer]
-    sizes = {buffer[0].numel() * buffer.element_size() for buffer in buffers}
+    sizes = {buffer.stride(0) * buffer.element_size() for buffer in buffers}
     plain = all(buffer.is_contiguous() for buffer in buffers)
     return (
         sizes.pop() if plain and len(sizes) == 1 and len(pool.data_ptrs) == len(buffers) else None

@@ -16,7 +16,8 @@ import tyro
 from torch import Tensor
 
 from sglang_jetspec.kernels.timing import median_us
-from sglang_jetspec.trees import DraftTree, best_first_tree, best_first_tree_cpu
+from sglang_jetspec.trees import DraftTree, best_first_tree
+from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
 from sglang_jetspec.trees.heap import best_first_nodes
 
 

@@ -12,12 +12,13 @@ from sglang_jetspec.steps import uniform_row_bytes
 
 
 class ContextKernel:
-    """`draft_kv` over the weights of a loaded head; they are read where SGLang keeps them."""
+    """`draft_kv` over the weights of a loaded head, where SGLang keeps them."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.attentions = [layer.self_attn for layer in model.layers]
         self._pool: Any = None
+        self._weights: ContextWeights | None = None  # None: the pool is not of the kernel's kind
         self._addresses: Tensor | None = None
 
     @staticmethod
@@ -30,31 +31,36 @@ class ContextKernel:
 
     def takes(self, features: Tensor, pool: Any) -> bool:
         """Whether this write is of the kernel's kind; prefills are left to matrix products."""
+        if self._pool is not pool:
+            self._bind(pool)
         return (
-            len(features) <= MAX_ROWS
-            and features.dtype == self.model.fc.weight.dtype == pool.dtype
-            and uniform_row_bytes(pool) is not None
+            self._weights is not None and features.dtype == pool.dtype and len(features) <= MAX_ROWS
         )
 
     def write(self, features: Tensor, positions: Tensor, slots: Tensor, pool: Any) -> None:
-        """features: [n, T * H]. positions, slots: [n]. pool: SGLang's KV pool of the head."""
-        first = self.attentions[0]
-        weights = self._weights()
-        if self._pool is not pool:
-            self._pool = pool
-            self._addresses = weights.addresses(pool.k_buffer, pool.v_buffer)
+        """features: [n, T * H]. positions, slots: [n]. pool: the one that `takes` has just seen."""
+        assert self._pool is pool
+        assert self._weights is not None
         assert self._addresses is not None
+        first = self.attentions[0]
         draft_kv(
             features.contiguous(),
             positions,
             slots,
-            weights,
+            self._weights,
             self._addresses,
             first.num_kv_heads,
             first.head_dim,
         )
 
-    def _weights(self) -> ContextWeights:
+    def _bind(self, pool: Any) -> None:
+        self._pool, self._weights, self._addresses = pool, None, None
+        if pool.dtype == self.model.fc.weight.dtype and uniform_row_bytes(pool) is not None:
+            self._weights = self._read_weights()
+            self._addresses = self._weights.addresses(pool.k_buffer, pool.v_buffer)
+
+    def _read_weights(self) -> ContextWeights:
+        """Views of the loaded weights, which SGLang updates in place."""
         keys, values = [], []
         for attention in self.attentions:
             rows = attention.qkv_proj.weight[attention.q_size :]

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from sglang_jetspec.trees.algorithm1 import algorithm1_tree
 from sglang_jetspec.trees.best_first import best_first_tree
-from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
 from sglang_jetspec.trees.draft_tree import DraftTree, LinkedTree, max_nodes
 
 
@@ -18,8 +17,12 @@ def best_first(
     depth_limit: Tensor | None = None,
 ) -> DraftTree:
     """`best_first_tree`, on a CPU by its compiled equal."""
-    build = best_first_tree_cpu if top_logprobs.device.type == "cpu" else best_first_tree
-    return build(roots, top_tokens, top_logprobs, nodes, depth_limit)
+    if top_logprobs.device.type != "cpu":
+        return best_first_tree(roots, top_tokens, top_logprobs, nodes, depth_limit)
+    # Compiles when first imported, which processes that build no trees are spared.
+    from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
+
+    return best_first_tree_cpu(roots, top_tokens, top_logprobs, nodes, depth_limit)
 
 
 TREE_BUILDERS: dict[str, Callable[..., DraftTree]] = {
@@ -33,6 +36,5 @@ __all__ = [
     "LinkedTree",
     "algorithm1_tree",
     "best_first_tree",
-    "best_first_tree_cpu",
     "max_nodes",
 ]

@@ -14,9 +14,9 @@ from sglang_jetspec.trees import (
     DraftTree,
     algorithm1_tree,
     best_first_tree,
-    best_first_tree_cpu,
     max_nodes,
 )
+from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
 from sglang_jetspec.trees.heap import algorithm1_nodes, best_first_nodes
 
 ORACLES = {"best_first": best_first_nodes, "algorithm1": algorithm1_nodes}
