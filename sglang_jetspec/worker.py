@@ -24,6 +24,7 @@ from sglang_jetspec.backends.tree_mask import verify_mask
 from sglang_jetspec.grammar import node_masks
 from sglang_jetspec.lifecycle import SpecWorkerBase, decode_graphs
 from sglang_jetspec.logprobs import write_logprobs
+from sglang_jetspec.ranks import agreed
 from sglang_jetspec.sampling import batch_sampling, batch_seeds, seed_prefill
 from sglang_jetspec.spec_inputs import JetSpecDraftInput, JetSpecVerifyInput
 from sglang_jetspec.trees import DraftTree, LinkedTree
@@ -216,16 +217,7 @@ class JetSpecWorker(SpecWorkerBase):
 
     def _accept(self, batch: Any, tree: DraftTree, logits: torch.Tensor) -> Acceptance:
         sampling = batch_sampling(batch.sampling_info, batch_seeds(batch, batch.seq_lens))
-        return self._agreed(self.steps.accept(tree, logits, sampling))
-
-    def _agreed(self, acceptance: Acceptance) -> Acceptance:
-        """Rank 0's decision on every rank: ties and draws may fall differently elsewhere."""
-        if self.ranks.world_size == 1:
-            return acceptance
-        parts = (acceptance.path, acceptance.tokens, acceptance.lengths.unsqueeze(1))
-        decided = self.ranks.broadcast(torch.cat(parts, 1), src=0)
-        path, tokens, lengths = decided.split([part.shape[1] for part in parts], dim=1)
-        return Acceptance(path, lengths.squeeze(1), tokens)
+        return agreed(self.steps.accept(tree, logits, sampling), self.ranks)
 
     def _commit(self, window: Window, acceptance: Acceptance, features: torch.Tensor) -> None:
         """Move accepted KV to the front of the window and give the head the new features."""

@@ -7,21 +7,12 @@ logits. B requests, D depth, W width, V columns of this rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-
-class Ranks(Protocol):
-    """The part of SGLang's ``GroupCoordinator`` that is used."""
-
-    world_size: int
-
-    def all_gather(self, input_: Tensor, dim: int = -1) -> Tensor: ...
-
-    def broadcast(self, input_: Tensor, src: int = 0) -> Tensor: ...
+from sglang_jetspec.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Drafting over a split vocabulary: two gloo processes propose what one does."""
+"""Two gloo processes propose over a split vocabulary what one does, and accept alike."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -9,6 +9,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from sglang_jetspec.heads.vocab_parallel import VocabularyShard
+from sglang_jetspec.ranks import agreed
+from sglang_jetspec.verification import Acceptance
 
 VOCABULARY = 61
 ALONE = SimpleNamespace(world_size=1)
@@ -53,12 +55,15 @@ def work(rank, port, results):
         logits, first, ids = parts[rank]
         proposal = VocabularyShard(Gloo(2), first, ids).propose(logits, width)
         results.put((rank, [part.numpy() for part in proposal]))
+    drawn = torch.randint(99, (2, 4), generator=torch.Generator().manual_seed(rank))
+    kept = agreed(Acceptance(drawn, drawn[:, 0], drawn + 1), Gloo(2))
+    results.put((rank, [part.numpy() for part in (kept.path, kept.lengths, kept.tokens)]))
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def proposals():
-    """What each of the two ranks proposes in every case."""
+    """What each of the two ranks proposes in every case, and the acceptance it ends with."""
     from sglang_jetspec.tools.bench.server import free_port
 
     context = mp.get_context("spawn")
@@ -67,7 +72,7 @@ def proposals():
     for process in processes:
         process.start()
     found = {0: [], 1: []}
-    for _ in range(2 * len(shards())):
+    for _ in range(2 * len(shards()) + 2):
         rank, proposal = queue.get(timeout=120)
         found[rank].append([torch.from_numpy(part) for part in proposal])
     for process in processes:
@@ -92,6 +97,15 @@ def test_two_ranks_propose_what_one_does(proposals):
 def test_both_ranks_hold_the_same_bits(proposals):
     for mine, other in zip(proposals[0], proposals[1], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def test_ranks_end_with_rank_zeros_acceptance(proposals):
+    drawn = torch.randint(99, (2, 4), generator=torch.Generator().manual_seed(0))
+    for rank in range(2):
+        path, lengths, tokens = proposals[rank][-1]
+        assert torch.equal(path, drawn)
+        assert torch.equal(lengths, drawn[:, 0])
+        assert torch.equal(tokens, drawn + 1)
 
 
 def test_one_rank_ranks_its_own_ids():
