@@ -53,7 +53,7 @@ def test_random_heads(seed):
     dtype = (torch.float32, torch.bfloat16, torch.float32, torch.float16)[seed % 4]
     n, taps, (layers, heads) = integer(1, 20), integer(1, 3), ((1, 1), (1, 2), (2, 1))[seed % 3]
     n = 70 if seed % 100 == 0 else n
-    hidden, size = 8 * integer(2, 20), (32, 64, 32, 128, 256)[seed % 5]
+    hidden, size = 8 * integer(2, 12), (32, 64, 32, 128, 256)[seed % 5]
     weights = make_weights(generator, dtype, hidden, taps, layers, heads, size)
     features = torch.randn(n, taps * hidden, generator=generator).to(DEVICE, dtype)
     positions = torch.randint(0, POSITIONS, (n,), generator=generator).to(DEVICE)
