@@ -168,11 +168,14 @@ def validate_server_args(args: Any) -> None:
             backend,
             f"it ignores tree masks; use {' or '.join(TREE_BACKENDS)}.",
         )
-    backends = {args.prefill_attention_backend, args.decode_attention_backend} - {None}
+    backends = {
+        getattr(args, f"{kind}_attention_backend") or args.attention_backend
+        for kind in ("prefill", "decode")
+    }
     _refuse(
         TREE_ATTENTION in backends and backends != {TREE_ATTENTION},
         "--prefill-attention-backend and --decode-attention-backend",
-        " and ".join(sorted(backends)),
+        " and ".join(sorted(map(str, backends))),
         f"{TREE_ATTENTION} serves both phases; use --attention-backend {TREE_ATTENTION}.",
     )
     for name in ("single", "acc"):
