@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_jetspec.backends.registry import TREE_ATTENTION
 from sglang_jetspec.config import (
     OptionError,
     Options,
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     import torch
     from sglang.srt.managers.overlap_utils import FutureMap
 
-logger = logging.getLogger(__name__)
-
 # Backends whose verify pass reads a tree mask. The others ignore it without a word.
-TREE_BACKENDS = ("jetspec_cpu", "flashinfer", "triton")
+TREE_BACKENDS = ("jetspec_cpu", "flashinfer", "triton", TREE_ATTENTION)
 DEFAULT_MAX_RUNNING_REQUESTS = 48
 
 
@@ -107,8 +105,6 @@ class JetSpecAlgorithm(CustomSpecAlgo):
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         if server_args.speculative_draft_attention_backend is None:
             server_args.speculative_draft_attention_backend = server_args.attention_backend
-        if server_args.device != "cpu":
-            _verify_eagerly(server_args)
 
 
 def resolve_head_options(args: Any) -> tuple[Path, HeadConfig, Options]:
@@ -125,16 +121,6 @@ def resolve_head_options(args: Any) -> tuple[Path, HeadConfig, Options]:
         depth=args.speculative_num_steps,
     )
     return folder, head, resolve_options(head, on_cpu=args.device == "cpu", flags=flags)
-
-
-def _verify_eagerly(args: Any) -> None:
-    """Switch decode graphs off: SGLang captures them without a tree mask for block drafters."""
-    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
-
-    logger.warning("JETSPEC verifies without CUDA graphs: SGLang's would drop the tree mask.")
-    args.cuda_graph_config = with_phase(
-        args.cuda_graph_config, Phase.DECODE, backend=Backend.DISABLED
-    )
 
 
 def check_local_head(
@@ -188,6 +174,16 @@ def validate_server_args(args: Any) -> None:
             backend,
             f"it ignores tree masks; use {' or '.join(TREE_BACKENDS)}.",
         )
+    backends = {
+        getattr(args, f"{kind}_attention_backend") or args.attention_backend
+        for kind in ("prefill", "decode")
+    }
+    _refuse(
+        TREE_ATTENTION in backends and backends != {TREE_ATTENTION},
+        "--prefill-attention-backend and --decode-attention-backend",
+        " and ".join(sorted(map(str, backends))),
+        f"{TREE_ATTENTION} serves both phases; use --attention-backend {TREE_ATTENTION}.",
+    )
     for name in ("single", "acc"):
         value = getattr(args, f"speculative_accept_threshold_{name}")
         flag = f"--speculative-accept-threshold-{name}"

@@ -103,9 +103,14 @@ class JetSpecDraftModel(DFlashDraftModel):
 
     def refresh_draft_vocabulary(self) -> None:
         """Gather the LM head's rows of the draft vocabulary, again after a weight update."""
-        if self.draft_token_ids is not None:
-            rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
-            self.__dict__["draft_projection"] = make_linear(rows)
+        if self.draft_token_ids is None:
+            return
+        rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
+        if rows.device.type != "cpu" and "draft_rows" in self.__dict__:
+            self.draft_rows.copy_(rows)  # captured graphs hold its address
+            return
+        self.__dict__["draft_rows"] = rows
+        self.__dict__["draft_projection"] = make_linear(rows)
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., H] to logits over the (draft) vocabulary, through the target's LM head."""
@@ -113,6 +118,11 @@ class JetSpecDraftModel(DFlashDraftModel):
             return self.draft_projection(hidden)
         head = self.target_lm_head
         return head.quant_method.apply(head, hidden)[..., : head.org_vocab_size]
+
+    def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[n] int64 to [n, H]. A model with this method is captured from ids, not embeddings."""
+        embeds = self.target_embedding(input_ids)
+        return embeds if self.embedding_scale == 1.0 else embeds * self.embedding_scale
 
     @torch.no_grad()
     def forward(
@@ -124,9 +134,7 @@ class JetSpecDraftModel(DFlashDraftModel):
         **kwargs: Any,
     ) -> Any:
         if input_embeds is None:
-            input_embeds = self.target_embedding(input_ids)
-            if self.embedding_scale != 1.0:
-                input_embeds = input_embeds * self.embedding_scale
+            input_embeds = self.forward_embed(input_ids)
         if self.dense is None:
             return super().forward(input_ids, positions, forward_batch, input_embeds)
         hidden = self.dense.forward(input_embeds, positions, forward_batch)
