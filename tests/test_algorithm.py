@@ -131,11 +131,12 @@ def test_the_resolved_shape_is_written_to_sglangs_fields(args):
 
 
 def test_tree_attention_serves_both_phases_or_none(args):
-    vars(args).update(attention_backend="jetspec_triton", prefill_attention_backend="flashinfer")
-    vars(args).update(decode_attention_backend="jetspec_triton")
+    vars(args).update(attention_backend="flashinfer", decode_attention_backend="jetspec_triton")
     with pytest.raises(OptionError, match=r"flashinfer and jetspec_triton.*both phases"):
         validate_server_args(args)
     args.prefill_attention_backend = "jetspec_triton"
+    validate_server_args(args)
+    vars(args).update(attention_backend="jetspec_triton", prefill_attention_backend=None)
     validate_server_args(args)
 
 

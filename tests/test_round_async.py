@@ -5,6 +5,7 @@ There `device.type` is not "cpu", so the round takes the branches of a GPU; ever
 which need a GPU, are stand-ins.
 """
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -99,13 +100,22 @@ def round_worker(monkeypatch):
         ),
         _target_worker=SimpleNamespace(forward_batch_generation=lambda **fields: target),
     )
-    from contextlib import nullcontext
-
     monkeypatch.setattr(worker_module, "draft_tp_context", lambda layout: nullcontext())
+    # Without CUDA there is no pinned memory to send from.
+    to_meta = lambda values, device: torch.tensor(values).to("meta")  # noqa: E731
+    monkeypatch.setattr("sglang_jetspec.sampling.sent", to_meta)
     return made
 
 
-def batch_of(**sampling):
+def requests(seed=None, allocated=(40, 60, 150)):
+    params = SimpleNamespace(sampling_seed=seed)
+    return [
+        SimpleNamespace(sampling_params=params, kv=SimpleNamespace(kv_allocated_len=length))
+        for length in allocated
+    ]
+
+
+def batch_of(seed=None, **sampling):
     info = {
         "temperatures": meta(BATCH, 1),
         "top_ks": meta(BATCH, dtype=torch.int32),
@@ -128,13 +138,14 @@ def batch_of(**sampling):
         sampling_info=SimpleNamespace(**info | sampling),
         return_logprob=False,
         has_grammar=False,
-        reqs=[],
+        reqs=requests(seed),
     )
 
 
 SAMPLING = {
     "greedy": {},
     "sampled": {"is_all_greedy": False, "need_min_p_sampling": True},
+    "seeded": {"is_all_greedy": False, "seed": 7},
     "bias": {"logit_bias": meta(BATCH, VOCABULARY)},
     "penalties": {"acc_additive_penalties": meta(BATCH, VOCABULARY)},
 }
@@ -158,7 +169,6 @@ def test_lengths_need_not_be_known_on_the_host(round_worker, layout):
     round_worker.model_runner.attn_backend.tree_mask_layout = layout
     batch = batch_of()
     batch.seq_lens_cpu = batch.seq_lens_sum = None
-    batch.reqs = [SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=n)) for n in (40, 60, 150)]
     result = round_worker._round(batch, longs(BATCH), None, None)
     assert result.new_seq_lens.shape == (BATCH,)
 

@@ -37,9 +37,10 @@ class VerifyGraphRunner(RoundGraphRunner):
     """Captures the target's verify pass with the tree mask as an input."""
 
     def get_spec_info(self, num_tokens: int) -> JetSpecVerifyInput:
-        return JetSpecVerifyInput.for_capture(
-            self.buffers.custom_mask, nodes=self.captured_req_width
-        )
+        nodes, mask = self.captured_req_width, self.buffers.custom_mask
+        if getattr(self.attn_backend, "tree_mask_layout", "flat") == "words":
+            mask = self.attn_backend.graph_mask(num_tokens // nodes)
+        return JetSpecVerifyInput.for_capture(mask, nodes=nodes)
 
     def can_run_graph(self, forward_batch: ForwardBatch) -> bool:
         """False above the largest bucket: the round then verifies eagerly."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from torch import Tensor
 
 from sglang_jetspec.backends.registry import TREE_ATTENTION
@@ -63,6 +64,17 @@ class TreeAttentionBackend(TritonAttnBackend):
         shape = (max_bs, rows, mask_words(rows))
         self._graph_words = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
+    def graph_mask(self, batch: int) -> Tensor:
+        """[batch, N, W] int32, the words a bucket's graph reads."""
+        assert self._graph_words is not None, "init_cuda_graph_state comes first"
+        return self._graph_words[:batch]
+
+    def shared_read_ends(self, fm: ForwardMode) -> SharedReadEnds:
+        """Every layer reads the request table, so a pass has done so only when it has ended."""
+        if fm.is_target_verify():
+            return SharedReadEnds.POST_REPLAY
+        return super().shared_read_ends(fm)
+
     def init_forward_metadata_out_graph(
         self, forward_batch: ForwardBatch, in_capture: bool = False
     ) -> None:
@@ -76,12 +88,11 @@ class TreeAttentionBackend(TritonAttnBackend):
                 f"attention backend {TREE_ATTENTION!r} captures verify passes, not "
                 f"{forward_batch.forward_mode.name}; use --disable-prefill-cuda-graph."
             )
-        assert self._graph_words is not None, "init_cuda_graph_state comes first"
         words = forward_batch.spec_info.custom_mask
         if words is not None:
-            self._graph_words[: len(words)].copy_(words)
+            self.graph_mask(len(words)).copy_(words)
         if in_capture:
-            static = None if words is None else self._graph_words[: forward_batch.batch_size]
+            static = None if words is None else self.graph_mask(forward_batch.batch_size)
             self.forward_metadata = self._plan(forward_batch, static)
 
     def _plan(self, forward_batch: ForwardBatch, words: Tensor | None) -> TreeMetadata:

@@ -33,6 +33,7 @@ def runner():
         captured_req_width=NODES,
         capture_bs=[1, 2, 4],
         max_bs=4,
+        attn_backend=SimpleNamespace(),
     )
     return made
 
@@ -44,6 +45,16 @@ def test_verify_passes_are_captured_with_a_mask(runner):
     assert info.draft_token_num == info.num_tokens_per_req == NODES
     assert info.capture_hidden_mode == CaptureHiddenMode.FULL
     assert info.topk > 1  # SGLang's chain-only shortcuts stay off
+
+
+def test_tree_attention_is_captured_with_its_own_words(runner):
+    words = torch.zeros(4, NODES, 1, dtype=torch.int32)
+    runner.attn_backend = SimpleNamespace(
+        tree_mask_layout="words", graph_mask=lambda batch: words[:batch]
+    )
+    mask = runner.get_spec_info(2 * NODES).custom_mask
+    assert mask.shape == (2, NODES, 1)
+    assert mask.data_ptr() == words.data_ptr()
 
 
 def test_a_batch_is_padded_to_its_bucket_and_runs_eagerly_above_the_largest(runner, monkeypatch):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -147,7 +148,9 @@ def test_draft_blocks_are_causal_or_open_as_the_layer_says(backend, attn_type):
 def test_a_replay_reads_new_trees_from_the_captured_buffers(backend):
     """The batch captured stays; slots, lengths, projections and words change in place."""
     backend.init_cuda_graph_state(4, 4 * NODES)
-    captured = batch_of([1, 1], random_words(2, 3), rows=(0, 0))
+    # The scheduler may write the request table only after the replay.
+    assert backend.shared_read_ends(ForwardMode.TARGET_VERIFY) is SharedReadEnds.POST_REPLAY
+    captured = batch_of([1, 1], backend.graph_mask(2), rows=(0, 0))
     backend.init_forward_metadata_out_graph(captured, in_capture=True)
     plan = backend.forward_metadata
     assert isinstance(plan, TreeMetadata)
