@@ -92,9 +92,10 @@ class SpecWorkerBase(BaseSpecWorker):
             flags=PartialOptions(
                 num_draft_tokens=spec.speculative_num_draft_tokens,
                 width=spec.speculative_eagle_topk,
-                depth=spec.speculative_dflash_block_size - 1,
+                depth=spec.speculative_dflash_block_size - self.head.idle_rows,
             ),
         )
+        self.build_tree = self.options.tree_builder()
         self.speculative_num_draft_tokens = self.options.num_draft_tokens
         self.speculative_num_steps = self.options.depth
         logger.info("JETSPEC head %s, %s", spec.speculative_draft_model_path, self.options)

@@ -25,7 +25,7 @@ from sglang_jetspec.grammar import node_masks
 from sglang_jetspec.lifecycle import SpecWorkerBase
 from sglang_jetspec.logprobs import write_logprobs
 from sglang_jetspec.spec_inputs import JetSpecDraftInput, JetSpecVerifyInput
-from sglang_jetspec.trees import TREE_BUILDERS, DraftTree
+from sglang_jetspec.trees import DraftTree
 from sglang_jetspec.trees.shrink import shrink
 from sglang_jetspec.verification import (
     Acceptance,
@@ -146,7 +146,7 @@ class JetSpecWorker(SpecWorkerBase):
         )
 
     def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> DraftTree:
-        """One pass of the head over [root, mask x D]; row i predicts position L + i."""
+        """One pass of the head over [root, mask, ...], and the tree of its rows."""
         options, rows = self.options, self.options.block_size
         block = roots.new_full((len(roots), rows), self.head.mask_token_id)
         block[:, 0] = roots
@@ -175,9 +175,8 @@ class JetSpecWorker(SpecWorkerBase):
         ).bind(forward_batch, translator)
         with draft_tp_context(self.draft_parallel_layout):
             output = self.draft_runner.forward(forward_batch).logits_output
-            hidden = output.hidden_states.view(len(roots), rows, -1)[:, 1:]
-            tokens, logprobs = self.draft_model.propose(hidden, options.width)
-        tree = TREE_BUILDERS[options.tree](roots, tokens, logprobs, options.num_draft_tokens)
+            hidden = output.hidden_states.view(len(roots), rows, -1)[:, self.head.first_row :]
+            tree = self.draft_model.draft_tree(roots, hidden, options, self.build_tree)
         return shrink(tree, window.usable)
 
     def _verify(self, batch: Any, tree: DraftTree, window: Window, plan: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The JetSpec head as SGLang's model loader builds it, and the worker that loads it.
+"""A draft head of any kind as SGLang's model loader builds it, and the worker that loads it.
 
 A head holds no embedding and no LM head: it drafts with the frozen target's (paper, section 2).
 B requests, D depth, W width, H hidden size, T captured target layers.
@@ -20,8 +20,11 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.runtime_context import get_spec
 from torch import nn
 
-from sglang_jetspec.config import causality_override
+from sglang_jetspec.config import Options, causality_override
+from sglang_jetspec.heads.correction import Correction, adopt
+from sglang_jetspec.heads.drafting import draft_tree
 from sglang_jetspec.heads.format import HeadConfig, HeadError, load_head_config, resolve_head
+from sglang_jetspec.trees import DraftTree, TreeBuilder
 
 
 def make_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -38,13 +41,18 @@ class JetSpecDraftModel(DFlashDraftModel):
     """Draft head over fused target features, causal or bidirectional inside its block.
 
     dense: the same passes in a plain loop, where the platform has one.
+    correction: the sequential part of DSpark and Domino heads.
     """
 
     dense: Any = None
+    correction: Correction | None = None
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
-        size = config.jetspec_draft_vocab_size
+        head: HeadConfig = config.jetspec_head
+        size = head.draft_vocab_size
+        if head.correction is not None and head.vocab_size is not None:
+            adopt(self, head.correction.build(head.hidden_size, head.vocab_size))
         self.register_buffer(
             "draft_token_ids", None if size is None else torch.zeros(size, dtype=torch.int32)
         )
@@ -109,25 +117,32 @@ class JetSpecDraftModel(DFlashDraftModel):
         **kwargs: Any,
     ) -> Any:
         if input_embeds is None:
-            input_embeds = self.target_embedding(input_ids)
-            if self.embedding_scale != 1.0:
-                input_embeds = input_embeds * self.embedding_scale
+            input_embeds = self.embed(input_ids)
         if self.dense is None:
             return super().forward(input_ids, positions, forward_batch, input_embeds)
         hidden = self.dense.forward(input_embeds, positions, forward_batch)
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
-    def propose(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best ``width`` tokens a row and their log-probabilities.
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[...] int64 to [..., H], the target's embeddings as the head reads them."""
+        embedded: torch.Tensor = self.target_embedding(token_ids)
+        return embedded if self.embedding_scale == 1.0 else embedded * self.embedding_scale
 
-        hidden: [B, D, H], rows 1..D of the block. Returns tokens [B, D, W] int64 and
-        log-probabilities [B, D, W] fp32 under the head's whole (draft) vocabulary.
-        """
-        logits = self.draft_logits(hidden).float()
-        top, ids = torch.topk(logits, width, dim=-1)
-        if self.draft_token_ids is not None:
-            ids = self.draft_token_ids[ids].long()
-        return ids, top - torch.logsumexp(logits, dim=-1, keepdim=True)
+    def draft_tree(
+        self, roots: torch.Tensor, hidden: torch.Tensor, options: Options, build: TreeBuilder
+    ) -> DraftTree:
+        """The tree of the block's drafting rows ``hidden`` [B, D, H] behind ``roots`` [B]."""
+        return draft_tree(
+            roots,
+            hidden,
+            self.draft_logits,
+            options.width,
+            options.num_draft_tokens,
+            build,
+            correction=self.correction,
+            embed=self.embed,
+            token_ids=self.draft_token_ids,
+        )
 
     def write_context(
         self,
@@ -174,7 +189,7 @@ class JetSpecDraftWorker(TpModelWorker):
         config = self.model_config.hf_config
         config.architectures = [JetSpecDraftModel.__name__]
         config.is_causal = self.head.causal
-        config.jetspec_draft_vocab_size = self.head.draft_vocab_size
+        config.jetspec_head = self.head
         if getattr(config, "layer_types", None) is None:
             config.layer_types = ["full_attention"] * self.head.num_hidden_layers
         # Positions past the trained range still need a rotary table; drafts there are
