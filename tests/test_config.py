@@ -99,7 +99,7 @@ def test_tree_options_come_from_head_block_or_environment():
     environ = {"SGLANG_JETSPEC_TREE": "top2gap", "SGLANG_JETSPEC_TREE_OPTIONS": '{"beta": 2}'}
     builder = resolve(environ=environ).tree_builder()
     assert (builder.beta, builder.center) == (2.0, 1.0)
-    with pytest.raises(OptionError, match="TREE_OPTIONS='{'"):
+    with pytest.raises(OptionError, match=r"TREE_OPTIONS='\{'"):
         read_environment({"SGLANG_JETSPEC_TREE_OPTIONS": "{"})
     with pytest.raises(OptionError, match="tree_options"):
         read_environment({"SGLANG_JETSPEC_TREE_OPTIONS": "[1]"})

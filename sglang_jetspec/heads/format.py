@@ -30,7 +30,7 @@ DRAFT_TOKEN_IDS = "draft_token_ids"
 CORRECTIONS: tuple[ReadCorrection, ...] = (read_domino, read_dspark)
 KINDS = ("jetspec", "dflash", "dspark", "domino")
 # Released DSpark checkpoints carry copies of the target's own; the target's are used.
-_TARGET_COPIES = ("embed_tokens.weight", "lm_head.weight")
+TARGET_COPIES = ("embed_tokens.weight", "lm_head.weight")
 
 # Keys of `dflash_config` that change the forward pass in ways this format does not describe.
 _UNSUPPORTED = (
@@ -194,7 +194,7 @@ def check_tensors(folder: Path, config: HeadConfig) -> None:
         raise HeadError(f"{folder} holds no {WEIGHTS_PATTERN}; download the head again")
     expected = expected_tensors(config)
     if config.kind == "dspark":
-        found = {name: shape for name, shape in found.items() if name not in _TARGET_COPIES}
+        found = {name: shape for name, shape in found.items() if name not in TARGET_COPIES}
     problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in found]
     problems += [f"unknown {name} {shape}" for name, shape in found.items() if name not in expected]
     problems += [

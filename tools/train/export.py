@@ -46,6 +46,8 @@ def raw_config(config: HeadConfig) -> dict[str, Any]:
             "target_layer_ids": list(config.target_layer_ids),
         },
     }
+    if config.correction is not None:
+        raw["dflash_config"] |= config.correction.raw()
     jetspec = dict(config.jetspec)
     if config.draft_vocab_size is not None:
         jetspec["draft_vocab_size"] = config.draft_vocab_size
