@@ -173,13 +173,6 @@ def validate_server_args(args: Any) -> None:
     _refuse(mode not in (None, "null"), "--disaggregation-mode", mode, "serve without it.")
     count = args.tokenizer_worker_num
     _refuse(count != 1, "--tokenizer-worker-num", count, "SGLang loads no plug-in in them; use 1.")
-    on_cpu = args.device == "cpu"
-    _refuse(
-        on_cpu and args.page_size not in (None, 1),
-        "--page-size",
-        args.page_size,
-        "the CPU platform allocates slot by slot; use 1.",
-    )
     _choose_tree_backend(args)
     for kind in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
         backend = getattr(args, kind)
@@ -201,16 +194,9 @@ def validate_server_args(args: Any) -> None:
         ("enable_two_batch_overlap", "serve without it."),
         ("enable_hierarchical_cache", "serve without it."),
         ("enable_lora", "merge the adapter into the target first."),
-        ("enable_deterministic_inference", "serve without it."),
+        ("enable_deterministic_inference", "sampling_seed is served without it."),
     ):
         value = getattr(args, name)
         _refuse(bool(value), "--" + name.replace("_", "-"), value, fix)
     folder, head, _ = resolve_head_options(args)
     check_tensors(folder, head)
-    length, reach = args.context_length, head.max_position_embeddings
-    _refuse(
-        length is not None and length > reach,
-        "--context-length",
-        length,
-        f"the head has max_position_embeddings={reach}; use at most that.",
-    )

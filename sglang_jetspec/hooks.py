@@ -48,6 +48,10 @@ SERVE_HOOKS = (
         "sglang.srt.layers.logprob_processor:compute_spec_logprobs",
         ("batch", "logits_output", "predict", "accept_index"),
     ),
+    Hook(
+        "sglang.srt.layers.sampler:Sampler._sample_from_probs",
+        ("probs", "sampling_info", "positions", "simple_sampling_case"),
+    ),
     Hook("sglang.srt.managers.overlap_utils:FutureMap", ("device", "spec_algo")),
     Hook("sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request", ("obj",)),
     Hook("sglang.srt.managers.tp_worker:TpModelWorker._init_model_config"),

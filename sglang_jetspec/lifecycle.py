@@ -16,6 +16,7 @@ from sglang.srt.speculative.draft_parallel import (
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
+from sglang_jetspec.acceptance_watch import AcceptanceWatch
 from sglang_jetspec.config import Options, PartialOptions, resolve_options
 from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import HeadConfig, HeadError
@@ -61,6 +62,7 @@ class SpecWorkerBase(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = target_worker.device
         self.on_cpu = self.device == "cpu"
+        self.watch = AcceptanceWatch()
         spec = get_spec()
         if not ModelRegistry.is_arch_supported(JetSpecDraftModel.__name__):
             ModelRegistry.register("sglang_jetspec.heads")
@@ -112,6 +114,11 @@ class SpecWorkerBase(BaseSpecWorker):
     def clear_cache_pool(self) -> None:
         """Called when the cache is flushed, as it is after a weight update."""
         self.draft_model.refresh_draft_vocabulary()
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        self.watch.count(num_correct_drafts_per_req)
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:

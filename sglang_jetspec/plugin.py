@@ -10,6 +10,7 @@ logger = logging.getLogger(__name__)
 
 ALGORITHM = "JETSPEC"
 HEAD_GATE = "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"
+PREFILL_DRAW = "sglang.srt.layers.sampler.Sampler._sample_from_probs"
 REQUEST_GATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
 
 
@@ -39,9 +40,11 @@ def register() -> None:
     )
     from sglang_jetspec.platforms.cpu.attention import register_cpu_attention_backend
     from sglang_jetspec.requests import refuse_foreign_tokens, refuse_unserved
+    from sglang_jetspec.sampling import sample_prefill
 
     register_cpu_attention_backend()
     HookRegistry.register(HEAD_GATE, check_local_head, HookType.BEFORE)
+    HookRegistry.register(PREFILL_DRAW, sample_prefill, HookType.AROUND)
     HookRegistry.register(REQUEST_GATE, refuse_unserved, HookType.BEFORE)
     HookRegistry.register(REQUEST_GATE, refuse_foreign_tokens, HookType.BEFORE)
 

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.mem_cache.allocation import alloc_for_spec_decode, alloc_token_slots
+from sglang.srt.mem_cache.allocation import (
+    alloc_for_spec_decode,
+    alloc_paged_token_slots_extend,
+    alloc_token_slots,
+)
 from sglang.srt.mem_cache.allocation_sizing import page_aligned_decode_alloc_lens
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.runtime_context import get_spec
@@ -95,13 +99,14 @@ class JetSpecDraftInput(SpecInput):
 def reserve_slots(batch: ScheduleBatch, current: list[int], wanted: list[int]) -> None:
     """Extend each request's slots from ``current[i]`` to ``wanted[i]`` tokens.
 
-    The CPU takes its own path at page size 1: SGLang writes the slot table with Triton.
+    The CPU writes the slot table itself: SGLang does it with Triton.
     """
     needed = sum(wanted) - sum(current)
     if needed == 0:
         return
+    current_cpu, wanted_cpu = (torch.tensor(x, dtype=torch.int64) for x in (current, wanted))
     if batch.device != "cpu":
-        current_cpu, wanted_cpu = (torch.tensor(x, dtype=torch.int32) for x in (current, wanted))
+        current_cpu, wanted_cpu = current_cpu.int(), wanted_cpu.int()
         alloc_for_spec_decode(
             batch.tree_cache,
             batch.req_to_token_pool,
@@ -115,9 +120,20 @@ def reserve_slots(batch: ScheduleBatch, current: list[int], wanted: list[int]) -
             batch=batch,
         )
         return
-    slots = alloc_token_slots(batch.tree_cache, needed).to(torch.int32)
     table = batch.req_to_token_pool.req_to_token
-    start = 0
+    if batch.token_to_kv_pool_allocator.page_size == 1:
+        slots = alloc_token_slots(batch.tree_cache, needed)
+    else:
+        slots = alloc_paged_token_slots_extend(
+            batch.tree_cache,
+            current_cpu,
+            current_cpu,
+            wanted_cpu,
+            wanted_cpu,
+            last_loc=table[batch.req_pool_indices, current_cpu - 1].long(),
+            extend_num_tokens=needed,
+        )
+    slots, start = slots.to(torch.int32), 0
     for req, row, old, new in zip(
         batch.reqs, batch.req_pool_indices.tolist(), current, wanted, strict=True
     ):

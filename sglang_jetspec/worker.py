@@ -24,12 +24,12 @@ from sglang_jetspec.backends.tree_mask import flat_tree_mask
 from sglang_jetspec.grammar import node_masks
 from sglang_jetspec.lifecycle import SpecWorkerBase
 from sglang_jetspec.logprobs import write_logprobs
+from sglang_jetspec.sampling import batch_sampling, batch_seeds, seed_prefill
 from sglang_jetspec.spec_inputs import JetSpecDraftInput, JetSpecVerifyInput
 from sglang_jetspec.trees import DraftTree
 from sglang_jetspec.trees.shrink import shrink
 from sglang_jetspec.verification import (
     Acceptance,
-    Sampling,
     accept,
     accept_lazily,
     target_choices,
@@ -63,6 +63,7 @@ class JetSpecWorker(SpecWorkerBase):
         The head's KV is written before returning: the prefix cache may take the slots at once.
         """
         self.requests.begin(batch)
+        seed_prefill(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
@@ -119,7 +120,7 @@ class JetSpecWorker(SpecWorkerBase):
         target = self._verify(batch, tree, window, plan)
         logits = target.logits_output.next_token_logits.view(*tree.tokens.shape, -1)
         self.requests.adjust(batch, tree, logits, build_masks and build_masks())
-        acceptance = self._accept(tree, logits, batch.sampling_info)
+        acceptance = self._accept(batch, tree, logits)
         self.requests.advance(batch, acceptance)
         new_seq_lens = batch.seq_lens + acceptance.lengths
         if on_publish is not None:
@@ -210,19 +211,12 @@ class JetSpecWorker(SpecWorkerBase):
             batch=None, forward_batch=forward_batch, is_verify=True
         )
 
-    def _accept(self, tree: DraftTree, logits: torch.Tensor, sampling_info: Any) -> Acceptance:
-        sampling = Sampling(
-            temperatures=sampling_info.temperatures.view(-1),
-            top_ks=sampling_info.top_ks,
-            top_ps=sampling_info.top_ps,
-            min_ps=sampling_info.min_ps if sampling_info.need_min_p_sampling else None,
-            # SGLang stores temperature 0 as top_k 1.
-            greedy=sampling_info.top_ks == 1,
-            all_greedy=sampling_info.is_all_greedy,
-        )
+    def _accept(self, batch: Any, tree: DraftTree, logits: torch.Tensor) -> Acceptance:
+        sampling = batch_sampling(batch.sampling_info, batch_seeds(batch, batch.seq_lens))
         if self.on_cpu:
             return accept_lazily(tree, logits, sampling, max_depth=self.options.depth)
-        return accept(tree, target_choices(logits, sampling), self.options.depth)
+        choices = target_choices(logits, sampling, depths=tree.depths)
+        return accept(tree, choices, self.options.depth)
 
     def _commit(self, window: Window, acceptance: Acceptance, features: torch.Tensor) -> None:
         """Move accepted KV to the front of the window and give the head the new features."""

@@ -6,6 +6,7 @@ B requests, D depth, W width, H hidden size, T captured target layers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -23,8 +24,21 @@ from torch import nn
 from sglang_jetspec.config import Options, causality_override
 from sglang_jetspec.heads.correction import Correction, adopt
 from sglang_jetspec.heads.drafting import draft_tree
-from sglang_jetspec.heads.format import HeadConfig, HeadError, load_head_config, resolve_head
+from sglang_jetspec.heads.format import (
+    HeadConfig,
+    HeadError,
+    load_head_config,
+    resolve_head,
+)
 from sglang_jetspec.trees import DraftTree, TreeBuilder
+
+logger = logging.getLogger(__name__)
+
+# How the published tensors of a head are named; a target's have a prefix before these.
+HEAD_PREFIXES = (
+    *("fc.", "hidden_norm.", "norm.", "layers."),
+    *("markov_head.", "confidence_head.", "prefix_gru.", "embed_proj."),
+)
 
 
 def make_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -62,13 +76,17 @@ class JetSpecDraftModel(DFlashDraftModel):
                 layer.self_attn.use_table_qk_norm_rope = False
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load the published tensors; every expected one must arrive (``check_tensors``)."""
+        """Load the published tensors; every expected one must arrive (``check_tensors``).
+
+        A weight update of the target comes here too, and the base class would take the target's
+        ``model.layers.0`` for the head's ``layers.0``.
+        """
 
         def model_weights() -> Iterable[tuple[str, torch.Tensor]]:
             for name, tensor in weights:
                 if name == "draft_token_ids":
                     self.draft_token_ids.copy_(tensor)
-                else:
+                elif name.startswith(HEAD_PREFIXES):
                     yield name, tensor
 
         super().load_weights(model_weights())
@@ -178,7 +196,7 @@ class JetSpecDraftWorker(TpModelWorker):
     head: HeadConfig
 
     def _init_model_config(self) -> None:
-        # A head trained on shorter texts than the target serves; see the rotary table below.
+        # A head trained on shorter texts than the target serves is given a window below.
         with envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True):
             super()._init_model_config()
         spec = get_spec()
@@ -190,12 +208,17 @@ class JetSpecDraftWorker(TpModelWorker):
         config.architectures = [JetSpecDraftModel.__name__]
         config.is_causal = self.head.causal
         config.jetspec_head = self.head
-        if getattr(config, "layer_types", None) is None:
+        reach = self.head.max_position_embeddings
+        if reach < int(self.context_length):
+            # Distances the head was never trained on stay out of its sight.
+            config.layer_types = ["sliding_attention"] * self.head.num_hidden_layers
+            config.sliding_window = reach
+            logger.info("the head sees the last %d tokens, its max_position_embeddings", reach)
+        elif getattr(config, "layer_types", None) is None:
             config.layer_types = ["full_attention"] * self.head.num_hidden_layers
-        # Positions past the trained range still need a rotary table; drafts there are
-        # extrapolated, what is committed is the target's choice all the same.
-        reach = int(self.context_length) + int(spec.speculative_num_draft_tokens) + 1
-        config.max_position_embeddings = max(self.head.max_position_embeddings, reach)
+        # Positions are absolute, so that the rotary table covers the context and one block.
+        last = int(self.context_length) + int(spec.speculative_num_draft_tokens) + 1
+        config.max_position_embeddings = max(reach, last)
 
 
 EntryClass = JetSpecDraftModel

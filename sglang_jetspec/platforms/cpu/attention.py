@@ -100,13 +100,18 @@ class CpuAttentionBackend(AttentionBackend):
         """
         if self.forward_metadata is None:
             raise RuntimeError("init_forward_metadata must run before a layer's attention.")
+        spec = self._layer_spec(layer)
+        if isinstance(self.forward_metadata, ExtendPlan):
+            # A block drafter's window reaches back from its block; an encoder's reaches both ways.
+            two_sided = not spec.causal and spec.window >= 0
+            _check_options({"sliding_window_size with ENCODER_ONLY": two_sided}, layer)
         pool = self.token_to_kv_pool
         output = attention_ops.attend(
             self.forward_metadata,
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             pool.get_key_buffer(layer.layer_id),
             pool.get_value_buffer(layer.layer_id),
-            self._layer_spec(layer),
+            spec,
         )
         return output.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
@@ -165,8 +170,6 @@ def _check_layer(layer: RadixAttention) -> None:
         "logit_capping_method": bool(layer.logit_cap) and layer.logit_capping_method != "tanh",
         "pos_encoding_mode": layer.pos_encoding_mode != "NONE",
         "attn_type": layer.attn_type is AttentionType.DECODER_BIDIRECTIONAL,
-        "sliding_window_size with ENCODER_ONLY": layer.attn_type is AttentionType.ENCODER_ONLY
-        and layer.sliding_window_size >= 0,
     }
     _check_options(options, layer)
 
