@@ -19,7 +19,10 @@ class Correction(nn.Module):
     """The sequential part of a head. Its children carry the published tensor names.
 
     M rows (any mixture of requests and paths), H hidden size, S state size, V vocabulary.
+    predicts_acceptance: whether ``confidence`` answers.
     """
+
+    predicts_acceptance = False
 
     def step(
         self, depth: int, hidden: Tensor, previous: Tensor, state: Tensor | None, embed: Embed
@@ -31,6 +34,10 @@ class Correction(nn.Module):
 
         Returns the bias [M, V] (None: no bias at this depth) and the state for the children.
         """
+        raise NotImplementedError
+
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """[M] logit of the probability that the token drafted after ``previous`` is accepted."""
         raise NotImplementedError
 
 

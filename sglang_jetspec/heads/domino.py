@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sglang_jetspec.heads.correction import Correction, Embed
@@ -77,7 +78,8 @@ def read_domino(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> DominoConf
 
 
 class GruCorrection(Correction):
-    """The state is the GRU's after the previous token, the root included."""
+    """The state is the GRU's after the previous token, the root included. Untrained, it adds no
+    bias."""
 
     def __init__(self, config: DominoConfig, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
@@ -88,6 +90,7 @@ class GruCorrection(Correction):
             nn.SiLU(),
             nn.Linear(inner, vocab_size, bias=False),
         )
+        nn.init.zeros_(self.embed_proj[2].weight)
 
     def step(
         self, depth: int, hidden: Tensor, previous: Tensor, state: Tensor | None, embed: Embed
@@ -96,7 +99,12 @@ class GruCorrection(Correction):
         if state is None:
             state = hidden.new_zeros(len(hidden), gru.hidden_size)
         token = embed(previous).to(hidden.dtype)
-        state = torch.gru_cell(token, state, gru.weight_ih_l0, gru.weight_hh_l0)
+        # torch.gru_cell, which autocast does not cover on every device.
+        inputs = F.linear(token, gru.weight_ih_l0).chunk(3, -1)
+        inner = F.linear(state, gru.weight_hh_l0).chunk(3, -1)
+        reset, update = (inputs[0] + inner[0]).sigmoid(), (inputs[1] + inner[1]).sigmoid()
+        fresh = (inputs[2] + reset * inner[2]).tanh()
+        state = fresh + update * (state - fresh)
         if depth == 1:
             return None, state
         return self.embed_proj(torch.cat([hidden, state], -1)), state

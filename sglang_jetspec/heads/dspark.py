@@ -92,13 +92,14 @@ def read_dspark(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> DSparkConf
 
 
 class MarkovHead(nn.Module):
-    """Weights of the three published types."""
+    """Weights of the three published types; untrained, they add no bias."""
 
     def __init__(self, config: DSparkConfig, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
         rank = config.rank
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        nn.init.zeros_(self.markov_w2.weight)
         if config.markov == "gated":
             self.gate_proj = nn.Linear(hidden_size + rank, rank)
         if config.markov == "rnn":
@@ -120,6 +121,7 @@ class MarkovCorrection(Correction):
         super().__init__()
         self.config = config
         self.markov_head = MarkovHead(config, hidden_size, vocab_size)
+        self.predicts_acceptance = config.confidence
         if config.confidence:
             width = hidden_size + (config.rank if config.confidence_with_markov else 0)
             self.confidence_head = ConfidenceHead(width)
@@ -140,7 +142,6 @@ class MarkovCorrection(Correction):
         return head.markov_w2(latent), state
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """[M] logit of the probability that the token drafted after ``previous`` is accepted."""
         if self.config.confidence_with_markov:
             hidden = torch.cat([hidden, self.markov_head.markov_w1(previous)], -1)
         logits: Tensor = self.confidence_head.proj(hidden).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Every kind of head, tree and target family: what is committed is the target's own, token by token.
+"""Every kind of head, tree and target family: what is committed is the target's own tokens.
 
 Heads and targets are made by seed; exactness does not need a good head. Kinds share servers: a tree
 kind is tried with a head or a target that needs a server of its own anyway.
