@@ -65,8 +65,8 @@ class CorrectionConfig(Protocol):
         """The module, its weights yet to be loaded."""
         ...
 
-    def raw(self) -> dict[str, Any]:
-        """The keys of ``dflash_config`` that read back as this part."""
+    def raw(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The keys of ``config.json`` and of its ``dflash_config`` that read back as this part."""
         ...
 
 

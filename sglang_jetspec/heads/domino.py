@@ -45,8 +45,8 @@ class DominoConfig:
     def build(self, hidden_size: int, vocab_size: int) -> Correction:
         return GruCorrection(self, hidden_size, vocab_size)
 
-    def raw(self) -> dict[str, Any]:
-        return {
+    def raw(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"emb_dim": self.emb_dim}, {
             "projector_type": "domino",
             "gru_hidden_dim": self.gru_hidden_dim,
             "emb_dim": self.emb_dim,

@@ -1,22 +1,18 @@
-"""From a block's hidden states to a tree of tokens, the same for served and reference heads.
+"""From a block's logits to candidates and trees, the same for served and reference heads.
 
 B requests, D depth, W width, H hidden size, V (draft) vocabulary, N nodes, P parents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from sglang_jetspec.heads.correction import Correction, Embed
-from sglang_jetspec.trees import DraftTree, TreeBuilder, search_tree
+from sglang_jetspec.trees import DraftTree, search_tree
 
 # Rows of corrected logits computed at once: bounds the memory of wide trees in large batches.
 LOGIT_ROWS = 1024
-
-Logits = Callable[[Tensor], Tensor]  # [..., H] -> [..., V]
 
 
 def top_rows(
@@ -85,29 +81,3 @@ def corrected_tree(
         return tokens.view(batch, count, width), torch.cat(steps).view(batch, count, width)
 
     return search_tree(roots, expand, depth, width, nodes)
-
-
-def draft_tree(
-    roots: Tensor,
-    hidden: Tensor,
-    logits: Logits,
-    width: int,
-    nodes: int,
-    build: TreeBuilder,
-    *,
-    correction: Correction | None = None,
-    embed: Embed | None = None,
-    token_ids: Tensor | None = None,
-) -> DraftTree:
-    """The tree that a head of any kind drafts.
-
-    roots: [B] int64. hidden: [B, D, H] the drafting rows of each block. logits: the (draft) LM
-    head. build: how rows that do not depend on their parents become a tree. correction, embed: the
-    sequential part of a DSpark or Domino head and the target's embedding. token_ids: see
-    ``top_rows``.
-    """
-    base = logits(hidden)
-    if correction is not None and embed is not None:
-        return corrected_tree(roots, hidden, base, correction, embed, width, nodes)
-    tokens, logprobs, entropies = top_rows(base, width, token_ids, build.needs_entropies)
-    return build(roots, tokens, logprobs, nodes, entropies=entropies)

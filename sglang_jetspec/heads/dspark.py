@@ -61,15 +61,15 @@ class DSparkConfig:
     def build(self, hidden_size: int, vocab_size: int) -> Correction:
         return MarkovCorrection(self, hidden_size, vocab_size)
 
-    def raw(self) -> dict[str, Any]:
+    def raw(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {
-            "projector_type": "dspark",
+            "architectures": ["DSparkDraftModel"],
             "markov_rank": self.rank,
             "markov_head_type": self.markov,
             "enable_confidence_head": self.confidence,
             "confidence_head_with_markov": self.confidence_with_markov,
             "sample_from_anchor": self.sample_from_anchor,
-        }
+        }, {"projector_type": "dspark"}
 
 
 def read_dspark(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> DSparkConfig | None:

@@ -23,7 +23,7 @@ from torch import nn
 
 from sglang_jetspec.config import Options, causality_override
 from sglang_jetspec.heads.correction import Correction, adopt
-from sglang_jetspec.heads.drafting import draft_tree
+from sglang_jetspec.heads.drafting import corrected_tree, top_rows
 from sglang_jetspec.heads.format import (
     HeadConfig,
     HeadError,
@@ -149,18 +149,22 @@ class JetSpecDraftModel(DFlashDraftModel):
     def draft_tree(
         self, roots: torch.Tensor, hidden: torch.Tensor, options: Options, build: TreeBuilder
     ) -> DraftTree:
-        """The tree of the block's drafting rows ``hidden`` [B, D, H] behind ``roots`` [B]."""
-        return draft_tree(
-            roots,
-            hidden,
-            self.draft_logits,
-            options.width,
-            options.num_draft_tokens,
-            build,
-            correction=self.correction,
-            embed=self.embed,
-            token_ids=self.draft_token_ids,
-        )
+        """The tree of the block's drafting rows ``hidden`` [B, D, H] behind ``roots`` [B].
+
+        build: makes it of rows that do not depend on the tokens before them.
+        """
+        width, nodes = options.width, options.num_draft_tokens
+        if self.correction is not None:
+            base = self.draft_logits(hidden)
+            return corrected_tree(roots, hidden, base, self.correction, self.embed, width, nodes)
+        tokens, logprobs, entropies = self.propose(hidden, width, build.needs_entropies)
+        return build(roots, tokens, logprobs, nodes, entropies=entropies)
+
+    def propose(
+        self, hidden: torch.Tensor, width: int, entropies: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The rows' best tokens, log-probabilities and entropies, see ``top_rows``."""
+        return top_rows(self.draft_logits(hidden), width, self.draft_token_ids, entropies)
 
     def write_context(
         self,

@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from published import HEAD_DIM, HEADS, HIDDEN, KV, VOCAB
 
-from sglang_jetspec.heads.drafting import draft_tree
+from sglang_jetspec.heads.drafting import corrected_tree, top_rows
+from sglang_jetspec.heads.format import parse_head_config
 from sglang_jetspec.heads.reference import block_ids, load_reference_head
-from sglang_jetspec.trees import TREE_BUILDERS
+from sglang_jetspec.tools.train.export import raw_config
+from sglang_jetspec.trees import best_first_tree
 
 FORMATS = {
     "jetspec": "jetspec",
@@ -137,16 +139,13 @@ def test_the_backbone_equals_an_independent_forward(name, loaded):
 
 def drafted(head, target, golden, depth, width, nodes):
     first = head.config.first_row
-    return draft_tree(
-        torch.tensor([target.root]),
-        golden[None, first : first + depth],
-        lambda hidden: F.linear(hidden, target.lm_head),
-        width,
-        nodes,
-        TREE_BUILDERS["best_first"](),
-        correction=head.correction,
-        embed=lambda ids: F.embedding(ids, target.embedding),
-    )
+    rows = golden[None, first : first + depth]
+    base, roots = F.linear(rows, target.lm_head), torch.tensor([target.root])
+    if head.correction is None:
+        tokens, logprobs, _ = top_rows(base, width, None)
+        return best_first_tree(roots, tokens, logprobs, nodes)
+    embed = lambda ids: F.embedding(ids, target.embedding)  # noqa: E731
+    return corrected_tree(roots, rows, base, head.correction, embed, width, nodes)
 
 
 @formats
@@ -237,3 +236,11 @@ def test_markov_heads_are_sglangs(name, loaded):
     confidence.proj.load_state_dict(head.confidence_head.proj.state_dict())
     expected = confidence(hidden, theirs.get_prev_embeddings(previous))
     torch.testing.assert_close(head.correction.confidence(hidden, previous), expected)
+
+
+@formats
+def test_an_exported_configuration_reads_back(name):
+    config = parse_head_config(published.config(name))
+    assert parse_head_config(raw_config(config)) == config
+    if config.correction is not None:
+        assert raw_config(config)["dflash_config"]["projector_type"] == config.kind

@@ -49,7 +49,9 @@ def raw_config(config: HeadConfig) -> dict[str, Any]:
         },
     }
     if config.correction is not None:
-        raw["dflash_config"] |= config.correction.raw()
+        top, nested = config.correction.raw()
+        raw = raw | top
+        raw["dflash_config"] |= nested
     jetspec = dict(config.jetspec)
     if config.draft_vocab_size is not None:
         jetspec["draft_vocab_size"] = config.draft_vocab_size

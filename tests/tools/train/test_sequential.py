@@ -115,6 +115,19 @@ def test_loss_and_gradients_equal_the_definition(name, kind, monkeypatch):
     assert not (loss.matches & ~batch.supervised).any()
 
 
+@every_kind
+def test_mixed_precision_gives_about_the_same(name):
+    head, target = make_head(name), make_target()
+    batch = make_batch(head)
+    exact = block_loss(head, target, batch, Objective())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = block_loss(head, target, batch, Objective())
+    rounded.total.backward()
+    torch.testing.assert_close(rounded.total, exact.total, rtol=0.05, atol=0.05)
+    assert rounded.total.dtype == torch.float32
+    assert all(p.grad.isfinite().all() for p in head.parameters() if p.grad is not None)
+
+
 def test_training_the_bias_alone_finds_the_text():
     """A chain of tokens that only the Markov bias can predict."""
     head, target = make_head("dspark-vanilla"), make_target()
