@@ -114,7 +114,12 @@ class SpecWorkerBase(BaseSpecWorker):
         self.build_tree = self.options.tree_builder()
         self.speculative_num_draft_tokens = self.options.num_draft_tokens
         self.speculative_num_steps = self.options.depth
-        logger.info("JETSPEC head %s, %s", spec.speculative_draft_model_path, self.options)
+        logger.info(
+            "JETSPEC head %s (%s), %s",
+            spec.speculative_draft_model_path,
+            self.head.kind,
+            self.options,
+        )
 
     def __getattr__(self, name: str) -> Any:
         # The scheduler uses the speculative worker as its model worker.

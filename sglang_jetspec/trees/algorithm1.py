@@ -7,6 +7,7 @@ it accepts clearly less than `best_first_tree`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -126,4 +127,9 @@ class DepthRankProfile(Algorithm1, frozen=True):
         batch, depth, width = top_logprobs.shape
         counts = [sum(rate >= self.threshold for rate in row) for row in self.rates[:depth]]
         counts = [min(max(count, 1), width) for count in counts] + [width] * (depth - len(counts))
-        return torch.tensor(counts, device=top_logprobs.device).expand(batch, -1)
+        return _on_device(tuple(counts), top_logprobs.device).expand(batch, -1)
+
+
+@lru_cache(maxsize=64)
+def _on_device(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(counts, device=device)

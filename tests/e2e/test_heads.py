@@ -63,7 +63,9 @@ def test_every_id_equals_plain_decoding(case, heads, plain):
     setup = tree(*case.shape, **case.environment)
     head = ("--speculative-draft-model-path", str(heads[case.head]))
     with replace(setup, args=setup.args + head).server() as server:
-        assert f"tree='{case.tree}'" in server.log_text()
+        log = server.log_text()
+        assert f"({case.head}), Options(" in log
+        assert f"tree='{case.tree}'" in log
         for name in WORKLOAD_NAMES:
             answers = WORKLOADS[name].ask(server)
             expected = [answer["output_ids"] for answer in plain.answers[name]]
