@@ -85,12 +85,11 @@ class GruCorrection(Correction):
         super().__init__()
         state, inner = config.gru_hidden_dim, config.emb_dim
         self.prefix_gru = nn.GRU(hidden_size, state, bias=False, batch_first=True)
+        output = nn.Linear(inner, vocab_size, bias=False)
+        nn.init.zeros_(output.weight)
         self.embed_proj = nn.Sequential(
-            nn.Linear(hidden_size + state, inner, bias=False),
-            nn.SiLU(),
-            nn.Linear(inner, vocab_size, bias=False),
+            nn.Linear(hidden_size + state, inner, bias=False), nn.SiLU(), output
         )
-        nn.init.zeros_(self.embed_proj[2].weight)
 
     def step(
         self, depth: int, hidden: Tensor, previous: Tensor, state: Tensor | None, embed: Embed
@@ -100,8 +99,9 @@ class GruCorrection(Correction):
             state = hidden.new_zeros(len(hidden), gru.hidden_size)
         token = embed(previous).to(hidden.dtype)
         # torch.gru_cell, which autocast does not cover on every device.
-        inputs = F.linear(token, gru.weight_ih_l0).chunk(3, -1)
-        inner = F.linear(state, gru.weight_hh_l0).chunk(3, -1)
+        weights = gru.all_weights[0]
+        inputs = F.linear(token, weights[0]).chunk(3, -1)
+        inner = F.linear(state, weights[1]).chunk(3, -1)
         reset, update = (inputs[0] + inner[0]).sigmoid(), (inputs[1] + inner[1]).sigmoid()
         fresh = (inputs[2] + reset * inner[2]).tanh()
         state = fresh + update * (state - fresh)

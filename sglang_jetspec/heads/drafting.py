@@ -63,7 +63,8 @@ def corrected_tree(
         request = torch.arange(batch, device=roots.device).repeat_interleave(count)
         rows = None if state is None else state.flatten(0, 1)
         children, steps, states = [], [], []
-        for part in torch.arange(batch * count, device=roots.device).split(LOGIT_ROWS):
+        for start in range(0, batch * count, LOGIT_ROWS):
+            part = slice(start, start + LOGIT_ROWS)
             owner = request[part]
             previous = tokens.flatten()[part]
             before = None if rows is None else rows[part]
@@ -75,8 +76,8 @@ def corrected_tree(
             states.append(after)
         state = None
         if states[0] is not None:
-            state = torch.cat([part for part in states if part is not None])
-            state = state.unflatten(0, (batch, count))
+            parts = torch.cat([part for part in states if part is not None])
+            state = parts.view(batch, count, -1)
         tokens = torch.cat(children).view(batch, count * width)
         return tokens.view(batch, count, width), torch.cat(steps).view(batch, count, width)
 
