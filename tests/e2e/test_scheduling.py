@@ -164,7 +164,7 @@ def test_mixed_requests_that_stop_anywhere_lose_no_slot(server):
     ]
     asked = bodies(60 * SCALE, 82, settings)
     for index, body in enumerate(asked):
-        body["rid"] = f"mixed-{id(server)}-{time.monotonic_ns()}-{index}"
+        body["rid"] = f"mixed-{time.monotonic_ns()}-{index:05}"  # /abort_request takes prefixes
 
     def ask(index):
         if index % 6 == 5:  # the long ones
