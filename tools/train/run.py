@@ -37,6 +37,7 @@ from sglang_jetspec.tools.train.features import Features, OnlineFeatures, captur
 from sglang_jetspec.tools.train.loop import Trainer
 from sglang_jetspec.tools.train.loss import BlockModel, Objective
 from sglang_jetspec.tools.train.plot import plot_run
+from sglang_jetspec.tools.train.precision import computes_bf16
 from sglang_jetspec.tools.train.provenance import RUN_FILE, record_data, record_launch
 from sglang_jetspec.tools.train.shape import resolve
 from sglang_jetspec.tools.train.target import (
@@ -190,14 +191,20 @@ def answer_prompts(config: TrainConfig) -> None:
     regenerate(config.target, prompts, path, config.generation)
 
 
+def make_accelerator(config: TrainConfig) -> Accelerator:
+    """The run's processes and devices."""
+    patience = InitProcessGroupKwargs(timeout=timedelta(days=1))  # others wait for answers
+    device = PartialState(cpu=config.device == "cpu", timeout=patience.timeout).device
+    precision = "bf16" if config.bf16 and computes_bf16(device) else "no"
+    return Accelerator(
+        cpu=config.device == "cpu", mixed_precision=precision, kwargs_handlers=[patience]
+    )
+
+
 def run(config: TrainConfig) -> dict[str, object]:
     """Answer the prompts if needed, train (or resume), export, and return a summary."""
     config, _ = resolve(config)
-    accelerator = Accelerator(
-        cpu=config.device == "cpu",
-        mixed_precision="bf16" if config.bf16 else "no",
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
-    )
+    accelerator = make_accelerator(config)
     if config.sequences_per_step < accelerator.num_processes:
         raise ValueError(
             f"sequences_per_step is {config.sequences_per_step}; give at least one for each of "
