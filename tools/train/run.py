@@ -36,7 +36,6 @@ from sglang_jetspec.tools.train.export import export_checkpoint, export_details
 from sglang_jetspec.tools.train.features import Features, OnlineFeatures, capture_features
 from sglang_jetspec.tools.train.loop import Trainer
 from sglang_jetspec.tools.train.loss import BlockModel, Objective
-from sglang_jetspec.tools.train.plot import plot_run
 from sglang_jetspec.tools.train.precision import computes_bf16
 from sglang_jetspec.tools.train.provenance import RUN_FILE, record_data, record_launch
 from sglang_jetspec.tools.train.shape import resolve
@@ -77,7 +76,8 @@ class TrainingRun:
         held_out = [is_held_out(example.id, config.held_out_share) for example in self.examples]
         self.train_rows = [i for i, held in enumerate(held_out) if not held]
         self.held_out_rows = [i for i, held in enumerate(held_out) if held]
-        self.licenses = sorted({prompt.license for prompt in prompts if prompt.license})
+        used = {example.id for example in self.examples}
+        self.licenses = sorted({p.license for p in prompts if p.license and p.id in used})
         target = load_target(config.target, accelerator.device)
         self.features = self._features(target)
         torch.manual_seed(config.seed)
@@ -221,10 +221,10 @@ def run(config: TrainConfig) -> dict[str, object]:
         record_data(state.data_facts(), config.out / RUN_FILE)
     held_out = state.held_out()
     progress = trainer.train(state.batch_at, held_out and held_out.measure)
+    accelerator.wait_for_everyone()  # for the last checkpoint
     newest = list_checkpoints(config.out)[-1]
     if accelerator.is_main_process:
-        if (config.out / "log.jsonl").exists():
-            plot_run(config.out / "log.jsonl", config.out / "curves.png")
+        trainer.log.plot()
         export_checkpoint(newest, config.out / "head")
     return {
         "head": str(config.out / "head"),
