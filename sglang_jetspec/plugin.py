@@ -15,7 +15,7 @@ REQUEST_GATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate
 
 
 def register() -> None:
-    """Register the algorithm, its request gate and the CPU attention backend.
+    """Register the algorithm, its request gate and the attention backends.
 
     Runs once in every process of a server, before arguments are parsed. A missing hook is
     logged at ERROR and raised; SGLang logs it again and goes on without JETSPEC.
@@ -38,11 +38,13 @@ def register() -> None:
         check_local_head,
         validate_server_args,
     )
+    from sglang_jetspec.backends.registry import register_tree_attention
     from sglang_jetspec.platforms.cpu.attention import register_cpu_attention_backend
     from sglang_jetspec.requests import refuse_foreign_tokens, refuse_unserved
     from sglang_jetspec.sampling import sample_prefill
 
     register_cpu_attention_backend()
+    register_tree_attention()
     HookRegistry.register(HEAD_GATE, check_local_head, HookType.BEFORE)
     HookRegistry.register(PREFILL_DRAW, sample_prefill, HookType.AROUND)
     HookRegistry.register(REQUEST_GATE, refuse_unserved, HookType.BEFORE)

@@ -6,7 +6,7 @@ B requests, N tree nodes (root included).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.allocation import (
@@ -149,6 +149,12 @@ class JetSpecVerifyInput(EagleVerifyInput):
     """
 
     @classmethod
+    def for_capture(cls, mask: torch.Tensor, *, nodes: int) -> JetSpecVerifyInput:
+        """The input a CUDA graph is captured with. mask: a buffer in the backend's layout, at
+        least as long as the largest bucket's masks at the runner's fill lengths."""
+        return cls._of(None, None, mask, nodes=nodes, spec_steps=nodes - 1)
+
+    @classmethod
     def from_trees(
         cls,
         tokens: torch.Tensor,
@@ -161,25 +167,46 @@ class JetSpecVerifyInput(EagleVerifyInput):
     ) -> JetSpecVerifyInput:
         """Build the input. tokens, positions: [B, N] int64.
 
-        mask: on the CPU [B, N, N] bool (True = may attend; the prefix always is), elsewhere the
-        flat mask of ``backends.tree_mask``. seq_lens_cpu: [B] committed lengths, if known.
+        mask: in the layout of the attention backend (``backends.tree_mask``). seq_lens_cpu: [B]
+        committed lengths, if known.
         """
-        nodes = tokens.shape[1]
+        return cls._of(
+            tokens.reshape(-1),
+            positions.reshape(-1),
+            mask,
+            nodes=tokens.shape[1],
+            spec_steps=depth,
+            seq_lens_sum=None if seq_lens_cpu is None else int(seq_lens_cpu.sum()),
+            seq_lens_cpu=seq_lens_cpu,
+            kv_loc_plan=plan,
+        )
+
+    @classmethod
+    def _of(
+        cls,
+        tokens: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        mask: torch.Tensor,
+        *,
+        nodes: int,
+        seq_lens_sum: int | None = None,
+        seq_lens_cpu: torch.Tensor | None = None,
+        **fields: Any,
+    ) -> JetSpecVerifyInput:
         return cls(
-            draft_token=tokens.reshape(-1),
+            draft_token=tokens,
             custom_mask=mask,
-            positions=positions.reshape(-1),
+            positions=positions,
             retrieve_index=None,
             retrieve_next_token=None,
             retrieve_next_sibling=None,
             retrieve_cum_len=None,
-            spec_steps=depth,
             topk=nodes,
             draft_token_num=nodes,
             capture_hidden_mode=CaptureHiddenMode.FULL,
-            seq_lens_sum=None if seq_lens_cpu is None else int(seq_lens_cpu.sum()),
+            seq_lens_sum=seq_lens_sum,
             seq_lens_cpu=seq_lens_cpu,
-            kv_loc_plan=plan,
+            **fields,
         )
 
     @property

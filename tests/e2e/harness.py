@@ -81,6 +81,7 @@ class Setup:
             "SGLANG_PLUGINS": "jetspec,jetspec_cpu",
             **STRICT,
             "OMP_NUM_THREADS": "1",
+            "TRITON_INTERPRET": None,
             **dict(self.env),
         }
         return Server(args, env)

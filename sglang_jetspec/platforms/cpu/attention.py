@@ -8,6 +8,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
+from sglang_jetspec.backends.registry import register_backend
 from sglang_jetspec.platforms.cpu import attention_ops
 from sglang_jetspec.platforms.cpu.attention_plan import (
     DecodePlan,
@@ -29,6 +30,8 @@ class CpuAttentionBackend(AttentionBackend):
     bidirectional for ENCODER_ONLY layers) or a bool tensor of B*n*n entries, True = may attend.
     Every row sees the whole committed prefix.
     """
+
+    tree_mask_layout = "rows"
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__()
@@ -132,14 +135,7 @@ class CpuAttentionBackend(AttentionBackend):
 
 def register_cpu_attention_backend() -> None:
     """Make `jetspec_cpu` a value of SGLang's attention-backend options. Safe to call twice."""
-    from sglang.srt.arg_groups import choices
-    from sglang.srt.layers.attention.attention_registry import register_attention_backend
-
-    if ATTENTION_BACKEND not in choices.ATTENTION_BACKEND_CHOICES:
-        choices.add_attention_backend_choices([ATTENTION_BACKEND])
-    if ATTENTION_BACKEND not in choices.DRAFT_ATTENTION_BACKEND_CHOICES:
-        choices.add_draft_attention_backend_choices([ATTENTION_BACKEND])
-    register_attention_backend(ATTENTION_BACKEND)(CpuAttentionBackend)
+    register_backend(ATTENTION_BACKEND, CpuAttentionBackend)
 
 
 def _check_model(model_runner: Any) -> None:
