@@ -23,9 +23,11 @@ def write_card(run_folder: Path, folder: Path, head: HeadConfig, step: int) -> N
     rows = [row for row in read_jsonl(log) if row["step"] <= step] if log.exists() else []
     launch = run["launches"][-1]
     settings = launch["settings"]
-    target = Path(settings["target"]).name
+    target = settings["target"]
+    if Path(target).exists():  # a folder's path means nothing elsewhere
+        target = Path(target).name
     data = ModelCardData(
-        base_model=settings["target"],
+        base_model=target,
         library_name="sglang-jetspec",
         pipeline_tag="text-generation",
         tags=["speculative-decoding", "jetspec", "draft-head", "sglang"],
