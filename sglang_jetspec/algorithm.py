@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_jetspec.backends.registry import TREE_ATTENTION
@@ -87,7 +88,7 @@ class JetSpecAlgorithm(CustomSpecAlgo):
 
     def handle_server_args(self, server_args: Any) -> None:
         """Resolve the options and write them to SGLang's fields."""
-        _, _, options = resolve_head_options(server_args)
+        _, head, options = resolve_head_options(server_args)
         server_args.speculative_num_draft_tokens = options.num_draft_tokens
         server_args.speculative_eagle_topk = options.width
         # SGLang's memory check reserves max(steps * topk, N) slots a request and round, which fits
@@ -95,6 +96,11 @@ class JetSpecAlgorithm(CustomSpecAlgo):
         server_args.speculative_num_steps = 1
         server_args.speculative_dflash_block_size = options.block_size
         server_args.enable_mixed_chunk = False
+        length = server_args.context_length
+        if length is not None and length > head.max_position_embeddings:
+            # SGLang has checked the length against the target by now. It would hold the head to it
+            # too, in every process, though the head is given a window (`heads/jetspec.py`).
+            envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.set(True)
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         if server_args.speculative_draft_attention_backend is None:
