@@ -1,0 +1,237 @@
+"""SGLang's decode graph runner with our classes, on the CPU: its buffers, buckets and padding are
+real, and calling the captured attention again stands in for replaying a graph.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from sglang.srt.model_executor.runner_utils.buffers import DecodeInputBuffers
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_jetspec.backends.graph_runner import VerifyGraphRunner
+from sglang_jetspec.backends.triton_tree import TreeAttentionBackend
+from sglang_jetspec.kernels.tree_attention import naive
+from sglang_jetspec.spec_inputs import JetSpecVerifyInput
+from sglang_jetspec.trees.bitmask import pack_ancestors
+
+NODES, MAX_BATCH, FILL = 5, 4, 1
+HEADS, KV_HEADS, HEAD, SLOTS = 4, 2, 16, 400
+
+
+class Pool:
+    def __init__(self):
+        self.buffers = tuple(torch.randn(SLOTS, KV_HEADS, HEAD) for _ in range(2))
+
+    def get_kv_buffer(self, layer_id):
+        return self.buffers
+
+
+@pytest.fixture
+def backend():
+    torch.manual_seed(0)
+    made = object.__new__(TreeAttentionBackend)
+    vars(made).update(
+        device="cpu",
+        token_to_kv_pool=Pool(),
+        req_to_token_pool=SimpleNamespace(size=MAX_BATCH),
+        req_to_token=torch.randint(1, SLOTS, (6, 60), dtype=torch.int32),
+        dllm_attention=None,
+        forward_metadata=None,
+        _graph_words=None,
+        _blocks={},
+    )
+    return made
+
+
+@pytest.fixture
+def runner(backend):
+    """What SGLang's constructor sets up before it captures."""
+    with get_parallel().override(moe_ep_size=1):
+        yield prepared(backend)
+
+
+def prepared(backend):
+    translator = KVIndexTranslator(
+        req_to_token=backend.req_to_token,
+        token_to_kv_pool_allocator=None,
+        token_to_kv_pool=None,
+        page_size=1,
+        device="cpu",
+    )
+    backend.kv_index_translator = translator
+    made = object.__new__(VerifyGraphRunner)
+    buffers = DecodeInputBuffers.create(
+        device="cpu",
+        max_bs=MAX_BATCH,
+        max_num_token=MAX_BATCH * NODES,
+        hidden_size=8,
+        next_token_logits_buffer=torch.zeros(MAX_BATCH * NODES, 10),
+        dtype=torch.float32,
+        num_dp_ranks=1,
+        pp_size=1,
+        is_encoder_decoder=False,
+        require_mlp_tp_gather=False,
+        seq_len_fill_value=FILL,
+        encoder_len_fill_value=0,
+        num_tokens_per_req=NODES,
+        cache_loc_dtype=torch.int64,
+        enable_mamba_track=False,
+        aux_hidden_states_width=16,
+    )
+    registry = build_decode_registry(
+        device="cpu",
+        max_bs=MAX_BATCH,
+        max_num_token=MAX_BATCH * NODES,
+        seq_len_fill_value=FILL,
+        cache_loc_dtype=torch.int64,
+        source=buffers,
+    )
+    off = dict.fromkeys(
+        (
+            *("ragged_verify_mode", "dllm_uses_input_embeds", "require_mlp_tp_gather"),
+            *("require_attn_tp_gather", "require_mlp_sync", "enable_two_batch_overlap"),
+            *("enable_pdmux", "is_encoder_decoder", "disable_padding", "record_nolora_graph"),
+            *("_target_metadata_glue", "_draft_metadata_glue", "_skips_prefilled_inputs"),
+            *("enable_prefill_cp", "_skip_glued_replay_view"),
+        ),
+        False,
+    )
+    none = dict.fromkeys(
+        (
+            *("dllm_input_preparation", "attention_graph_variants", "_metadata_glue"),
+            *("_early_verify_metadata", "in_graph_metadata_prep_done"),
+        )
+    )
+    vars(made).update(
+        **off,
+        **none,
+        device="cpu",
+        pp_size=1,
+        num_dp_ranks=1,
+        attn_backend=backend,
+        buffers=buffers,
+        buffer_registry=registry,
+        captured_req_width=NODES,
+        capture_bs=[1, 2, MAX_BATCH],
+        max_bs=MAX_BATCH,
+        seq_len_fill_value=FILL,
+        capture_forward_mode=ForwardMode.TARGET_VERIFY,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        deepep_adapter=SimpleNamespace(replay=lambda: None),
+        model_runner=SimpleNamespace(
+            is_draft_worker=False,
+            lora_manager=None,
+            hisparse_coordinator=None,
+            kv_index_translator=translator,
+            spec_algorithm=SimpleNamespace(is_ngram=lambda: False, is_dflash_family=lambda: True),
+            attn_tp_sequence_sharded=lambda tokens: False,
+        ),
+    )
+    backend.init_cuda_graph_state(MAX_BATCH, MAX_BATCH * NODES)
+    return made
+
+
+LAYER = SimpleNamespace(
+    layer_id=0,
+    head_dim=HEAD,
+    scaling=HEAD**-0.5,
+    sliding_window_size=-1,
+    logit_cap=0.0,
+    is_cross_attention=False,
+    xai_temperature_len=-1,
+    attn_type=AttentionType.DECODER,
+)
+
+
+def live_batch(runner, lengths, words):
+    """A round's verify batch, as the worker builds it."""
+    batch, lens = len(lengths), torch.tensor(lengths)
+    positions = (lens.unsqueeze(1) + torch.arange(NODES)).flatten()
+    info = JetSpecVerifyInput.from_trees(
+        torch.arange(batch * NODES).view(batch, NODES),
+        positions.view(batch, NODES),
+        words,
+        depth=3,
+        seq_lens_cpu=lens,
+        plan=None,
+    )
+    made = ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        batch_size=batch,
+        input_ids=info.draft_token,
+        req_pool_indices=torch.arange(batch) + 1,
+        seq_lens=lens,
+        out_cache_loc=torch.arange(batch * NODES) + 1,
+        seq_lens_sum=sum(lengths),
+        seq_lens_cpu=lens,
+        positions=positions,
+        spec_info=info,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+    )
+    runner.model_runner.kv_index_translator.own_plan(made).bind(
+        made, runner.model_runner.kv_index_translator
+    )
+    return made
+
+
+def random_words(batch, generator):
+    visible = torch.rand(batch, NODES, NODES, generator=generator) < 0.5
+    return pack_ancestors(visible | torch.eye(NODES, dtype=torch.bool))
+
+
+def test_each_bucket_replays_batches_of_every_size(runner, backend):
+    captured = {}
+    for size in reversed(runner.capture_bs):
+        forward_batch, attention, _ = runner.capture_prepare(size)
+        assert attention is backend
+        assert runner.capture_hidden_mode == CaptureHiddenMode.FULL
+        backend.init_forward_metadata_out_graph(forward_batch, in_capture=True)
+        captured[size] = (forward_batch, backend.forward_metadata)
+    generator = torch.Generator().manual_seed(1)
+    for lengths in ([7], [40, 3, 0], [9, 30], [1, 2, 3, 44], [12]):
+        words = random_words(len(lengths), generator)
+        batch = live_batch(runner, lengths, words)
+        assert runner.can_run_graph(batch)
+        runner.load_batch(batch)
+        size = len(lengths) + runner.padding(len(lengths))
+        assert runner._replay_graph_key.size == size
+        static, plan = captured[size]
+        backend.forward_metadata = plan
+        q = torch.randn(size * NODES, HEADS * HEAD, generator=generator)
+        k, v = (torch.randn(size * NODES, KV_HEADS, HEAD, generator=generator) for _ in range(2))
+        out = backend.forward_extend(q, k, v, LAYER, static, save_kv_cache=False)
+        live = len(lengths)
+        expected = naive.tree_attention(
+            q.view(size, NODES, HEADS, HEAD)[:live],
+            k.view(size, NODES, KV_HEADS, HEAD)[:live],
+            v.view(size, NODES, KV_HEADS, HEAD)[:live],
+            *backend.token_to_kv_pool.buffers,
+            backend.req_to_token,
+            torch.arange(live) + 1,
+            torch.tensor(lengths),
+            words,
+            scale=HEAD**-0.5,
+        )
+        torch.testing.assert_close(
+            out.view(size, NODES, HEADS, HEAD)[:live], expected.float(), rtol=1e-5, atol=1e-6
+        )
+        assert out.isfinite().all()
+        # What a bucket adds writes to the padding slot and reads one token.
+        assert (static.out_cache_loc[live * NODES :] == 0).all()
+        assert (static.seq_lens[live:] == FILL).all()
+
+
+def test_above_the_largest_bucket_a_batch_runs_eagerly(runner):
+    words = random_words(5, torch.Generator().manual_seed(0))
+    batch = live_batch(runner, [1] * 4, words[:4])
+    batch.batch_size = 5
+    assert not runner.can_run_graph(batch)
