@@ -4,8 +4,13 @@ real, and calling the captured attention again stands in for replaying a graph.
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from sglang.srt.layers.attention.flashinfer_backend import (
+    FlashInferAttnBackend,
+    FlashInferIndicesUpdaterPrefill,
+)
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
@@ -17,7 +22,12 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.model_executor.runner_utils.buffers import DecodeInputBuffers
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_jetspec.backends.graph_runner import VerifyGraphRunner
+from sglang_jetspec.backends.graph_runner import (
+    VerifyGraphRunner,
+    flashinfer_graph_tokens,
+    plan_on_host,
+)
+from sglang_jetspec.backends.tree_mask import verify_mask
 from sglang_jetspec.backends.triton_tree import TreeAttentionBackend
 from sglang_jetspec.kernels.tree_attention import naive
 from sglang_jetspec.spec_inputs import JetSpecVerifyInput
@@ -54,12 +64,12 @@ def backend():
 
 @pytest.fixture
 def runner(backend):
-    """What SGLang's constructor sets up before it captures."""
     with get_parallel().override(moe_ep_size=1):
         yield prepared(backend)
 
 
 def prepared(backend):
+    """A verify runner at the point where SGLang's constructor captures."""
     translator = KVIndexTranslator(
         req_to_token=backend.req_to_token,
         token_to_kv_pool_allocator=None,
@@ -235,3 +245,103 @@ def test_above_the_largest_bucket_a_batch_runs_eagerly(runner):
     batch = live_batch(runner, [1] * 4, words[:4])
     batch.batch_size = 5
     assert not runner.can_run_graph(batch)
+
+
+CONTEXT = 60
+
+
+class GraphWrapper:
+    """A FlashInfer prefill wrapper of a graph, up to where its compiled planner is called."""
+
+    is_cuda_graph_enabled, _backend, _max_total_num_rows = True, "fa2", None
+    _float_workspace_buffer = _int_workspace_buffer = _pin_memory_int_workspace_buffer = None
+
+    def __init__(self, backend, size):
+        self.device = "cpu"
+        self.planned = []
+        self._cached_module = SimpleNamespace(plan=lambda *args: self.planned.append(args))
+        self._qo_indptr_buf = torch.zeros(size + 1, dtype=torch.int32)
+        self._paged_kv_indptr_buf = torch.zeros(size + 1, dtype=torch.int32)
+        self._paged_kv_last_page_len_buf = torch.zeros(size, dtype=torch.int32)
+        self._mask_indptr_buf = torch.zeros(size + 1, dtype=torch.int32)
+        # As `init_cuda_graph_state` sizes them when our runner asks.
+        tokens = flashinfer_graph_tokens(MAX_BATCH, NODES, CONTEXT) * CONTEXT
+        self._paged_kv_indices_buf = torch.zeros(tokens, dtype=torch.int32)
+        self._custom_mask_buf = torch.full((tokens,), 255, dtype=torch.uint8)
+
+    def begin_forward(self, *args, **options):
+        """The plan at capture, which FlashInfer makes from device arrays."""
+
+
+@pytest.fixture
+def flashinfer():
+    torch.manual_seed(0)
+    made = object.__new__(FlashInferAttnBackend)
+    updater = object.__new__(FlashInferIndicesUpdaterPrefill)
+    sizes = {"num_qo_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": 64}
+    kinds = {"data_type": torch.bfloat16, "q_data_type": torch.bfloat16, "_swa_kv_pool": None}
+    indptr = [torch.zeros(MAX_BATCH + 1, dtype=torch.int32)]
+    vars(updater).update(
+        **sizes,
+        **kinds,
+        attn_backend=made,
+        prefill_wrapper_ragged=None,
+        kv_indptr=indptr,
+        qo_indptr=indptr,
+        kv_last_page_len=torch.ones(MAX_BATCH, dtype=torch.int32),
+    )
+    updater.update = updater.update_single_wrapper
+    vars(made).update(
+        req_to_token=torch.randint(1, SLOTS, (6, CONTEXT + NODES), dtype=torch.int32),
+        indices_updater_prefill=updater,
+        prefill_cuda_graph_metadata={},
+        prefill_backend="fa2",
+        dispatch_reason=None,
+        use_sliding_window_kv_pool=False,
+        init_cuda_graph_state=lambda *sizes: None,
+        _create_prefill_wrappers=lambda size, masked: [GraphWrapper(made, size)] * masked,
+    )
+    with get_parallel().override(moe_ep_size=1):
+        yield prepared(made)
+
+
+def packed_bits(wrapper, b, count):
+    """The first ``count`` mask bits of request ``b``, as FlashInfer's kernel indexes them."""
+    start = int(wrapper._mask_indptr_buf[b])
+    part = wrapper._custom_mask_buf[start : start + -(-count // 8)].numpy()
+    return np.unpackbits(part, count=count, bitorder="little").astype(bool)
+
+
+def test_flashinfer_replays_plan_from_host_lengths_with_the_dense_mask(flashinfer):
+    runner, backend = flashinfer, flashinfer.attn_backend
+    for size in reversed(runner.capture_bs):
+        forward_batch, _, _ = runner.capture_prepare(size)
+        backend.init_forward_metadata_out_graph(forward_batch, in_capture=True)
+        plan_on_host(backend, size)
+    generator = torch.Generator().manual_seed(1)
+    for lengths in ([7], [40, 3, 0], [9, 30], [CONTEXT] * MAX_BATCH, [12]):
+        ancestors = torch.rand(len(lengths), NODES, NODES, generator=generator) < 0.5
+        padding = runner.padding(len(lengths))
+        held = SimpleNamespace(seq_lens=torch.tensor(lengths), seq_lens_cpu=torch.tensor(lengths))
+        mask = verify_mask(backend, ancestors, held, padding, CONTEXT)
+        runner.load_batch(live_batch(runner, lengths, mask))
+        (wrapper,) = backend.prefill_cuda_graph_metadata[len(lengths) + padding]
+        padded = lengths + [FILL] * padding
+        widths = [length + NODES for length in padded]
+        ends = [sum(widths[:b]) for b in range(len(widths) + 1)]
+        assert wrapper._qo_indptr_buf.tolist() == [NODES * b for b in range(len(padded) + 1)]
+        assert wrapper._paged_kv_indptr_buf.tolist() == ends
+        table = backend.req_to_token
+        rows = [*range(1, len(lengths) + 1), *[0] * padding]
+        slots = torch.cat([table[row, :width] for row, width in zip(rows, widths, strict=True)])
+        assert torch.equal(wrapper._paged_kv_indices_buf[: len(slots)], slots)
+        for b, width in enumerate(widths):
+            dense = torch.ones(NODES, width, dtype=torch.bool)
+            if b < len(lengths):
+                dense[:, lengths[b] :] = ancestors[b]
+            seen = packed_bits(wrapper, b, dense.numel())
+            assert (seen == dense.flatten().numpy()).all()
+        qo_host, kv_host, kv_lens_host = wrapper.planned[-1][3:6]
+        assert qo_host.tolist() == wrapper._qo_indptr_buf.tolist()
+        assert kv_host.tolist() == ends
+        assert kv_lens_host.tolist() == widths
