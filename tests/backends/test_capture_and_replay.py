@@ -2,6 +2,8 @@
 real, and calling the captured attention again stands in for replaying a graph.
 """
 
+from contextlib import nullcontext
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +13,7 @@ from sglang.srt.layers.attention.flashinfer_backend import (
     FlashInferAttnBackend,
     FlashInferIndicesUpdaterPrefill,
 )
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
@@ -21,14 +24,19 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.model_executor.runner_utils.buffers import DecodeInputBuffers
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_info
 
+from sglang_jetspec.algorithm import JetSpecAlgorithm
+from sglang_jetspec.backends.draft_graph import GraphedTrees, TreeDrafter
 from sglang_jetspec.backends.graph_runner import (
+    RoundGraphRunner,
     VerifyGraphRunner,
     flashinfer_graph_tokens,
     plan_on_host,
 )
 from sglang_jetspec.backends.tree_mask import verify_mask
 from sglang_jetspec.backends.triton_tree import TreeAttentionBackend
+from sglang_jetspec.config import Options
 from sglang_jetspec.kernels.tree_attention import naive
 from sglang_jetspec.spec_inputs import JetSpecVerifyInput
 from sglang_jetspec.trees.bitmask import pack_ancestors
@@ -68,8 +76,8 @@ def runner(backend):
         yield prepared(backend)
 
 
-def prepared(backend):
-    """A verify runner at the point where SGLang's constructor captures."""
+def prepared(backend, kind=VerifyGraphRunner):
+    """A runner at the point where SGLang's constructor captures."""
     translator = KVIndexTranslator(
         req_to_token=backend.req_to_token,
         token_to_kv_pool_allocator=None,
@@ -78,7 +86,7 @@ def prepared(backend):
         device="cpu",
     )
     backend.kv_index_translator = translator
-    made = object.__new__(VerifyGraphRunner)
+    made = object.__new__(kind)
     buffers = DecodeInputBuffers.create(
         device="cpu",
         max_bs=MAX_BATCH,
@@ -142,7 +150,7 @@ def prepared(backend):
             lora_manager=None,
             hisparse_coordinator=None,
             kv_index_translator=translator,
-            spec_algorithm=SimpleNamespace(is_ngram=lambda: False, is_dflash_family=lambda: True),
+            spec_algorithm=JetSpecAlgorithm("JETSPEC", lambda args: object),
             attn_tp_sequence_sharded=lambda tokens: False,
         ),
     )
@@ -345,3 +353,92 @@ def test_flashinfer_replays_plan_from_host_lengths_with_the_dense_mask(flashinfe
         assert qo_host.tolist() == wrapper._qo_indptr_buf.tolist()
         assert kv_host.tolist() == ends
         assert kv_lens_host.tolist() == widths
+
+
+class CalledAgain:
+    """SGLang's graph backend, where a graph is the captured function."""
+
+    def __init__(self):
+        self.functions = {}
+
+    def capture_one(self, key, function, **options):
+        for _ in range(3):  # two warm-ups and the capture
+            function()
+        self.functions[key] = function
+
+    def replay(self, key, forward_batch):
+        return self.functions[key]()
+
+    replay_session = nullcontext
+
+
+class Head:
+    """A head: hidden states of ids and positions, and candidates from them."""
+
+    weight = torch.randn(8, 40, generator=torch.Generator().manual_seed(3))
+
+    def forward_embed(self, input_ids):
+        return self.weight.T[input_ids]
+
+    def forward(self, input_ids, positions, forward_batch, input_embeds=None):
+        assert input_embeds is None  # ids go in, as the model has `forward_embed`
+        hidden = self.forward_embed(input_ids) + torch.sin(positions).unsqueeze(1)
+        return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+
+    def propose(self, hidden, width):
+        top, ids = torch.topk(torch.log_softmax(hidden @ self.weight, -1), width, dim=-1)
+        return ids, top
+
+
+@pytest.fixture
+def draft_runner(backend, monkeypatch):
+    """A draft runner that has captured its buckets, trees included."""
+    module = "sglang.srt.model_executor.runner.decode_cuda_graph_runner."
+    graph = SimpleNamespace(debug_cuda_graph=False)
+    monkeypatch.setattr(module + "get_exec", lambda: SimpleNamespace(graph=graph))
+    autotune = "maybe_flashinfer_autotune_speculative_draft"
+    for name in ("set_dp_buffer_len", "set_is_extend_in_batch", autotune):
+        monkeypatch.setattr(module + name, lambda *args, **options: None)
+    monkeypatch.setattr(RoundGraphRunner, "model_context", lambda self: nullcontext())
+    monkeypatch.setattr(RoundGraphRunner, "_publish_read_done", lambda self, in_graph: None)
+    record = "_record_in_graph_metadata_prep_done"
+    monkeypatch.setattr(RoundGraphRunner, record, lambda self: None)
+    options = Options(num_draft_tokens=9, width=3, depth=NODES - 1, tree="best_first")
+    trees = GraphedTrees(TreeDrafter(Head(), options, CONTEXT))
+    with get_parallel().override(moe_ep_size=1):
+        made = prepared(backend, RoundGraphRunner)
+        made.backend = CalledAgain()
+        made.tbo_plugin = SimpleNamespace(capture_one_batch_size=lambda *args, **options: None)
+        made.deepep_adapter.capture = lambda **options: None
+        made.is_dllm, made._metadata_prep_fork_resolved = False, True
+        vars(made.model_runner).update(
+            is_draft_worker=True,
+            attn_backend=backend,
+            model=Head(),
+            canary_manager=None,
+            device_timer=None,
+            capture_head_hooks=[],
+            capture_tail_hooks=[trees.capture],
+        )
+        for size in reversed(made.capture_bs):
+            made.capture_one_shape(size, made.model_runner.model.forward)
+        yield made, trees
+
+
+def test_replayed_draft_passes_give_the_trees_of_eager_ones(draft_runner):
+    runner, trees = draft_runner
+    generator = torch.Generator().manual_seed(2)
+    for round_ in range(60):
+        batch = 1 + round_ % MAX_BATCH
+        lengths = torch.randint(1, CONTEXT + 1, (batch,), generator=generator).tolist()
+        drafting = live_batch(runner, lengths, None)
+        drafting.input_ids = torch.randint(40, (batch * NODES,), generator=generator)
+        drafting.spec_info = make_draft_block_spec_info(draft_token_num=NODES, device="cpu")
+        drafting.capture_hidden_mode = CaptureHiddenMode.NULL
+        assert runner.can_run_graph(drafting)
+        runner.execute(drafting)
+        replayed = trees.read(batch)
+        hidden = Head().forward(drafting.input_ids, drafting.positions, None).hidden_states
+        eager = trees.drafter(hidden, drafting.input_ids, drafting.seq_lens)
+        for field in fields(eager):
+            assert torch.equal(getattr(replayed, field.name), getattr(eager, field.name))
