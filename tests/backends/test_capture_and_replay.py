@@ -42,6 +42,7 @@ from sglang_jetspec.spec_inputs import JetSpecVerifyInput
 from sglang_jetspec.trees.bitmask import pack_ancestors
 
 NODES, MAX_BATCH, FILL = 5, 4, 1
+ROUNDS = 492  # as many as the JetSpec++ paper compares
 HEADS, KV_HEADS, HEAD, SLOTS = 4, 2, 16, 400
 
 
@@ -428,7 +429,7 @@ def draft_runner(backend, monkeypatch):
 def test_replayed_draft_passes_give_the_trees_of_eager_ones(draft_runner):
     runner, trees = draft_runner
     generator = torch.Generator().manual_seed(2)
-    for round_ in range(60):
+    for round_ in range(ROUNDS):
         batch = 1 + round_ % MAX_BATCH
         lengths = torch.randint(1, CONTEXT + 1, (batch,), generator=generator).tolist()
         drafting = live_batch(runner, lengths, None)
