@@ -87,7 +87,7 @@ class TrainingRun:
         self.model = BlockModel(
             head.to(accelerator.device), freeze(target, self.draft_token_ids), objective
         )
-        self.source = BatchSource(self.features, self.scales, head.config.block_size)
+        self.source = BatchSource(self.features, self.scales, head.config.max_depth + 1)
 
     def batch_at(self, step: int) -> Batch:
         """This process's part of the training batch of `step`."""
@@ -103,7 +103,7 @@ class TrainingRun:
             return None
         size = min(config.sequences_per_step, len(rows))
         steps = min(HELD_OUT_BATCHES, len(rows) // size)
-        depth = self.model.head.config.block_size
+        depth = self.model.head.config.max_depth + 1
         width, nodes = config.evaluate_width, config.evaluate_budget
         return HeldOut(
             self.model,
