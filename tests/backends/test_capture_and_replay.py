@@ -386,9 +386,10 @@ class Head:
         hidden = self.forward_embed(input_ids) + torch.sin(positions).unsqueeze(1)
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
-    def propose(self, hidden, width):
-        top, ids = torch.topk(torch.log_softmax(hidden @ self.weight, -1), width, dim=-1)
-        return ids, top
+    def draft_tree(self, roots, hidden, options, build):
+        logprobs = torch.log_softmax(hidden @ self.weight, -1)
+        top, ids = torch.topk(logprobs, options.width, dim=-1)
+        return build(roots, ids, top, options.num_draft_tokens)
 
 
 @pytest.fixture
