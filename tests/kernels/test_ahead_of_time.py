@@ -12,7 +12,11 @@ import pytest
     ("match", "matrix"),
     [
         ("reduce head 128", {80: "", 90: "", 100: ""}),
-        ("bf16 head 64", {90: "wgmma.mma_async", 100: "tcgen05.mma"}),
+        ("attend bf16 head 64", {90: "wgmma.mma_async", 100: "tcgen05.mma"}),
+        ("tree_build 256 nodes", {90: ""}),
+        ("tree_accept 64 nodes", {80: "", 90: "", 100: ""}),
+        ("commit", {90: ""}),
+        ("draft_kv write bf16, 16 rows, head 128", {90: ""}),
     ],
 )
 def test_machine_code_fits_the_gpu(match, matrix):
