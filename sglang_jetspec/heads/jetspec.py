@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class JetSpecDraftModel(DFlashDraftModel):
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
-        head: HeadConfig = config.jetspec_head
+        head = load_head_config(Path(config.jetspec_folder), causal=config.is_causal)
         size = head.draft_vocab_size
         if head.correction is not None and head.vocab_size is not None:
             adopt(self, head.correction.build(head.hidden_size, head.vocab_size))
@@ -238,7 +239,7 @@ class JetSpecDraftWorker(TpModelWorker):
         config = self.model_config.hf_config
         config.architectures = [JetSpecDraftModel.__name__]
         config.is_causal = self.head.causal
-        config.jetspec_head = self.head
+        config.jetspec_folder = str(folder)  # SGLang writes the configuration out as JSON
         reach = self.head.max_position_embeddings
         if reach < int(self.context_length):
             # Distances the head was never trained on stay out of its sight.
