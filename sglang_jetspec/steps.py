@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_jetspec.config import OptionError, Options
-from sglang_jetspec.trees import TREE_BUILDERS, DraftTree
+from sglang_jetspec.trees import BestFirst, DraftTree
 from sglang_jetspec.trees.shrink import shrink
 from sglang_jetspec.verification import (
     Acceptance,
@@ -48,24 +48,23 @@ class TorchSteps:
     def __init__(self, options: Options, on_cpu: bool) -> None:
         self.options = options
         self.on_cpu = on_cpu
+        self.builder = options.tree_builder()
         if on_cpu:
             # Compiles the CPU's tree builder, or loads it, before the first request.
-            TREE_BUILDERS[options.tree](
+            self.builder(
                 torch.zeros(1, dtype=torch.int64),
                 torch.zeros(1, 1, 1, dtype=torch.int64),
                 torch.zeros(1, 1, 1),
                 nodes=2,
+                entropies=torch.zeros(1, 1),
             )
 
-    def build_tree(
-        self, roots: Tensor, tokens: Tensor, logprobs: Tensor, nodes: int, usable: Tensor
-    ) -> DraftTree:
+    def draft_tree(self, model: Any, roots: Tensor, hidden: Tensor, usable: Tensor) -> DraftTree:
         """The trees of B requests, of which a request can hold ``usable`` [B] nodes.
 
-        roots: [B]. tokens, logprobs: [B, D, W].
+        model: the served head. roots: [B]. hidden: [B, D, H], the block's drafting rows.
         """
-        tree = TREE_BUILDERS[self.options.tree](roots, tokens, logprobs, nodes)
-        return shrink(tree, usable)
+        return shrink(model.draft_tree(roots, hidden, self.options, self.builder), usable)
 
     def accept(self, tree: DraftTree, logits: Tensor, sampling: Sampling) -> Acceptance:
         """logits: [B, N, V], the target's at the nodes."""
@@ -97,13 +96,13 @@ class TritonSteps(TorchSteps):
         self._pool: Any = None
         self._row_bytes: int | None = None
 
-    def build_tree(
-        self, roots: Tensor, tokens: Tensor, logprobs: Tensor, nodes: int, usable: Tensor
-    ) -> DraftTree:
+    def draft_tree(self, model: Any, roots: Tensor, hidden: Tensor, usable: Tensor) -> DraftTree:
         from sglang_jetspec.kernels.tree_build.kernel import tree_build
 
-        if self.options.tree != "best_first":
-            return super().build_tree(roots, tokens, logprobs, nodes, usable)
+        if model.correction is not None or not isinstance(self.builder, BestFirst):
+            return super().draft_tree(model, roots, hidden, usable)
+        tokens, logprobs, _ = model.propose(hidden, self.options.width)
+        nodes = self.options.num_draft_tokens
         return tree_build(roots, tokens, logprobs, nodes, node_limit=usable)
 
     def accept(self, tree: DraftTree, logits: Tensor, sampling: Sampling) -> Acceptance:

@@ -21,12 +21,24 @@ def steps(tree="best_first"):
     return TorchSteps(options, on_cpu=False), TritonSteps(options, on_cpu=False)
 
 
+class Head:
+    """A head whose rows' logits are their hidden states."""
+
+    correction = None
+
+    def propose(self, hidden, width):
+        top = hidden.log_softmax(-1).topk(width)
+        return top.indices, top.values, None
+
+    def draft_tree(self, roots, hidden, options, build):
+        return build(roots, *self.propose(hidden, options.width)[:2], options.num_draft_tokens)
+
+
 def drafts():
     generator = torch.Generator().manual_seed(4)
-    scores = torch.randn(BATCH, DEPTH, VOCABULARY, generator=generator).log_softmax(-1)
-    top = scores.topk(WIDTH)
+    hidden = torch.randn(BATCH, DEPTH, VOCABULARY, generator=generator)
     roots, usable = torch.arange(BATCH), torch.tensor([NODES, 5, 1])
-    return [x.to(DEVICE) for x in (roots, top.indices, top.values)], usable.to(DEVICE)
+    return Head(), roots.to(DEVICE), hidden.to(DEVICE), usable.to(DEVICE)
 
 
 def pool(layers=2, layout="nhd"):
@@ -49,16 +61,14 @@ def pool(layers=2, layout="nhd"):
 
 @pytest.mark.parametrize("tree", ["best_first", "algorithm1"])
 def test_trees(tree):
-    arguments, usable = drafts()
-    expected, got = (s.build_tree(*arguments, NODES, usable) for s in steps(tree))
+    expected, got = (s.draft_tree(*drafts()) for s in steps(tree))
     for field in fields(DraftTree):
         assert torch.equal(getattr(got, field.name), getattr(expected, field.name)), field.name
 
 
 def test_acceptance():
-    arguments, usable = drafts()
     plain, triton = steps()
-    tree = plain.build_tree(*arguments, NODES, usable)
+    tree = plain.draft_tree(*drafts())
     logits = torch.randn(BATCH, NODES, VOCABULARY, generator=torch.Generator().manual_seed(6))
     logits = logits.to(DEVICE)
     logits[:, 0].scatter_(1, tree.tokens[:, 1:2], 9.0)  # the first child is accepted

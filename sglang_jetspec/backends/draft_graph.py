@@ -18,25 +18,25 @@ from sglang_jetspec.window import usable_nodes
 
 @dataclass(frozen=True)
 class TreeDrafter:
-    """The end of a draft pass: top-W candidates per depth, then the trees. Reads nothing back.
+    """The end of a draft pass: candidates and trees. Reads nothing back to the host.
 
-    model: anything with ``propose(hidden [B, D, H], width) -> tokens, log-probabilities``.
-    steps: of the server's device.
+    model: a head with ``draft_tree``. steps: of the server's device.
+    first_row: the block row that drafts the first token.
     """
 
     model: Any
     steps: TorchSteps
     context_len: int
+    first_row: int = 1
 
     def __call__(self, hidden: Tensor, block: Tensor, prefix_lens: Tensor) -> DraftTree:
-        """hidden: [B * (D + 1), H]. block: [B * (D + 1)] int64, each request's root first.
+        """hidden: [B * rows, H]. block: [B * rows] int64, each request's root first.
         prefix_lens: [B] int64."""
         options, batch = self.steps.options, len(prefix_lens)
-        rows = hidden.view(batch, options.block_size, -1)[:, 1:]
+        rows = hidden.view(batch, options.block_size, -1)[:, self.first_row :]
         roots = block.view(batch, options.block_size)[:, 0]
-        tokens, logprobs = self.model.propose(rows, options.width)
         usable = usable_nodes(prefix_lens, options.num_draft_tokens, self.context_len)
-        return self.steps.build_tree(roots, tokens, logprobs, options.num_draft_tokens, usable)
+        return self.steps.draft_tree(self.model, roots, rows, usable)
 
 
 class GraphedTrees:

@@ -1,4 +1,4 @@
-"""The JetSpec head as SGLang's model loader builds it, and the worker that loads it.
+"""A draft head of any kind as SGLang's model loader builds it, and the worker that loads it.
 
 A head holds no embedding and no LM head: it drafts with the frozen target's (paper, section 2).
 B requests, D depth, W width, H hidden size, T captured target layers.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.runtime_context import get_spec
 from torch import nn
 
-from sglang_jetspec.config import causality_override
+from sglang_jetspec.config import Options, causality_override
+from sglang_jetspec.heads.correction import Correction, adopt
+from sglang_jetspec.heads.drafting import corrected_tree
 from sglang_jetspec.heads.format import (
     HeadConfig,
     HeadError,
@@ -31,11 +34,15 @@ from sglang_jetspec.heads.format import (
 )
 from sglang_jetspec.heads.vocab_parallel import VocabularyShard
 from sglang_jetspec.steps import use_kernels
+from sglang_jetspec.trees import DraftTree, TreeBuilder
 
 logger = logging.getLogger(__name__)
 
 # How the published tensors of a head are named; a target's have a prefix before these.
-HEAD_PREFIXES = ("fc.", "hidden_norm.", "norm.", "layers.")
+HEAD_PREFIXES = (
+    *("fc.", "hidden_norm.", "norm.", "layers."),
+    *("markov_head.", "confidence_head.", "prefix_gru.", "embed_proj."),
+)
 
 
 def make_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -52,15 +59,20 @@ class JetSpecDraftModel(DFlashDraftModel):
     """Draft head over fused target features, causal or bidirectional inside its block.
 
     dense: the same passes in a plain loop, where the platform has one.
+    correction: the sequential part of DSpark and Domino heads.
     context_kernel: the fused write of context KV, where the device and the layers allow it.
     """
 
     dense: Any = None
+    correction: Correction | None = None
     context_kernel: Any = None
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
-        size = config.jetspec_draft_vocab_size
+        head = load_head_config(Path(config.jetspec_folder), causal=config.is_causal)
+        size = head.draft_vocab_size
+        if head.correction is not None and head.vocab_size is not None:
+            adopt(self, head.correction.build(head.hidden_size, head.vocab_size))
         self.register_buffer(
             "draft_token_ids", None if size is None else torch.zeros(size, dtype=torch.int32)
         )
@@ -134,8 +146,11 @@ class JetSpecDraftModel(DFlashDraftModel):
         return head.quant_method.apply(head, hidden)[..., : head.shard_indices.num_org_elements]
 
     def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[n] int64 to [n, H]. A model with this method is captured from ids, not embeddings."""
-        embeds = self.target_embedding(input_ids)
+        """[...] int64 to [..., H], the target's embeddings as the head reads them.
+
+        SGLang captures a model with this method from ids, not from embeddings.
+        """
+        embeds: torch.Tensor = self.target_embedding(input_ids)
         return embeds if self.embedding_scale == 1.0 else embeds * self.embedding_scale
 
     @torch.no_grad()
@@ -154,13 +169,27 @@ class JetSpecDraftModel(DFlashDraftModel):
         hidden = self.dense.forward(input_embeds, positions, forward_batch)
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
-    def propose(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best ``width`` tokens a row and their log-probabilities.
+    def draft_tree(
+        self, roots: torch.Tensor, hidden: torch.Tensor, options: Options, build: TreeBuilder
+    ) -> DraftTree:
+        """The tree of the block's drafting rows ``hidden`` [B, D, H] behind ``roots`` [B].
 
-        hidden: [B, D, H], rows 1..D of the block. Returns tokens [B, D, W] int64 and
-        log-probabilities [B, D, W] fp32 under the head's whole (draft) vocabulary.
+        build: makes it of rows that do not depend on the tokens before them.
         """
-        return self.vocabulary.propose(self.draft_logits(hidden).float(), width)
+        width, nodes = options.width, options.num_draft_tokens
+        if self.correction is not None:
+            base = self.draft_logits(hidden)
+            return corrected_tree(
+                roots, hidden, base, self.correction, self.forward_embed, width, nodes
+            )
+        tokens, logprobs, entropies = self.propose(hidden, width, build.needs_entropies)
+        return build(roots, tokens, logprobs, nodes, entropies=entropies)
+
+    def propose(
+        self, hidden: torch.Tensor, width: int, entropies: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The rows' best tokens, log-probabilities and entropies, over all ranks."""
+        return self.vocabulary.propose(self.draft_logits(hidden).float(), width, entropies)
 
     def write_context(
         self,
@@ -210,7 +239,7 @@ class JetSpecDraftWorker(TpModelWorker):
         config = self.model_config.hf_config
         config.architectures = [JetSpecDraftModel.__name__]
         config.is_causal = self.head.causal
-        config.jetspec_draft_vocab_size = self.head.draft_vocab_size
+        config.jetspec_folder = str(folder)  # SGLang writes the configuration out as JSON
         reach = self.head.max_position_embeddings
         if reach < int(self.context_length):
             # Distances the head was never trained on stay out of its sight.

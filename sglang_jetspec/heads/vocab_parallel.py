@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sglang_jetspec.heads.drafting import top_rows
 from sglang_jetspec.ranks import Ranks
 
 
@@ -26,20 +27,27 @@ class VocabularyShard:
     first: int = 0
     ids: Tensor | None = None
 
-    def propose(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The best tokens of the whole vocabulary, the same on every rank.
+    def propose(
+        self, logits: Tensor, width: int, entropies: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`top_rows` over the whole vocabulary, the same on every rank.
 
         logits: [B, D, V] fp32. Returns tokens [B, D, W] int64 and log-probabilities [B, D, W] fp32,
-        best first.
+        best first, and the rows' entropies [B, D] fp32 in nats if asked for.
         """
+        if self.ranks.world_size == 1:
+            return top_rows(logits, width, self.ids, entropies)
         top, column = torch.topk(logits, min(width, logits.shape[-1]), dim=-1)
         tokens = column + self.first if self.ids is None else self.ids[column]
+        missing = width - top.shape[-1]
+        top, tokens = pad(top, (0, missing), value=float("-inf")), pad(tokens, (0, missing))
         normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
-        if self.ranks.world_size > 1:
-            missing = width - top.shape[-1]
-            top, tokens = pad(top, (0, missing), value=float("-inf")), pad(tokens, (0, missing))
-            top, tokens, normaliser = self._best_of_all(top, tokens, normaliser)
-        return tokens, top - normaliser
+        top, tokens, normaliser = self._best_of_all(top, tokens, normaliser)
+        spread = None
+        if entropies:
+            part = torch.special.entr((logits - normaliser).exp()).sum(-1, keepdim=True)
+            spread = self.ranks.all_gather(part, dim=-1).sum(-1)
+        return tokens, top - normaliser, spread
 
     def _best_of_all(
         self, top: Tensor, tokens: Tensor, normaliser: Tensor

@@ -1,40 +1,37 @@
 """Draft trees: construction from a head's per-depth candidates. Plain torch, no SGLang."""
 
-from collections.abc import Callable
-
-from torch import Tensor
-
-from sglang_jetspec.trees.algorithm1 import algorithm1_tree
-from sglang_jetspec.trees.best_first import best_first_tree
+from sglang_jetspec.trees.algorithm1 import (
+    Algorithm1,
+    DepthRankProfile,
+    TopGap,
+    algorithm1_tree,
+)
+from sglang_jetspec.trees.best_first import BestFirst, Chain, DDTree, best_first_tree
+from sglang_jetspec.trees.builder import TreeBuilder, tree_builder
 from sglang_jetspec.trees.draft_tree import DraftTree, LinkedTree, max_nodes
+from sglang_jetspec.trees.scored import Entropy, Hybrid
+from sglang_jetspec.trees.search import search_tree
 
-
-def best_first(
-    roots: Tensor,
-    top_tokens: Tensor,
-    top_logprobs: Tensor,
-    nodes: int,
-    depth_limit: Tensor | None = None,
-) -> DraftTree:
-    """`best_first_tree`, on a CPU by its compiled equal."""
-    if top_logprobs.device.type != "cpu":
-        return best_first_tree(roots, top_tokens, top_logprobs, nodes, depth_limit)
-    # Compiles when first imported, which processes that build no trees are spared.
-    from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
-
-    return best_first_tree_cpu(roots, top_tokens, top_logprobs, nodes, depth_limit)
-
-
-TREE_BUILDERS: dict[str, Callable[..., DraftTree]] = {
-    "best_first": best_first,
-    "algorithm1": algorithm1_tree,
+TREE_BUILDERS: dict[str, type[TreeBuilder]] = {
+    "best_first": BestFirst,
+    "algorithm1": Algorithm1,
+    "entropy": Entropy,
+    "hybrid": Hybrid,
+    "top2gap": TopGap,
+    "profile": DepthRankProfile,
+    "ddtree": DDTree,
+    "chain": Chain,
 }
 
 __all__ = [
     "TREE_BUILDERS",
+    "BestFirst",
     "DraftTree",
     "LinkedTree",
+    "TreeBuilder",
     "algorithm1_tree",
     "best_first_tree",
     "max_nodes",
+    "search_tree",
+    "tree_builder",
 ]

@@ -53,7 +53,7 @@ def work(rank, port, results):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     for *parts, width in shards():
         logits, first, ids = parts[rank]
-        proposal = VocabularyShard(Gloo(2), first, ids).propose(logits, width)
+        proposal = VocabularyShard(Gloo(2), first, ids).propose(logits, width, entropies=True)
         results.put((rank, [part.numpy() for part in proposal]))
     drawn = torch.randint(99, (2, 4), generator=torch.Generator().manual_seed(rank))
     kept = agreed(Acceptance(drawn, drawn[:, 0], drawn + 1), Gloo(2))
@@ -88,10 +88,11 @@ def test_two_ranks_propose_what_one_does(proposals):
             whole = VocabularyShard(ALONE)
         else:
             whole = VocabularyShard(ALONE, 0, torch.cat([part[2] for part in parts]))
-        tokens, logprobs = whole.propose(logits, width)
+        tokens, logprobs, entropies = whole.propose(logits, width, entropies=True)
         for rank in range(2):
             assert torch.equal(proposals[rank][case][0], tokens)
             torch.testing.assert_close(proposals[rank][case][1], logprobs, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(proposals[rank][case][2], entropies, rtol=1e-5, atol=1e-6)
 
 
 def test_both_ranks_hold_the_same_bits(proposals):
@@ -110,7 +111,7 @@ def test_ranks_end_with_rank_zeros_acceptance(proposals):
 
 def test_one_rank_ranks_its_own_ids():
     logits = torch.tensor([[[0.0, 3.0, 1.0]]])
-    tokens, logprobs = VocabularyShard(ALONE, 0, torch.tensor([7, 2, 9])).propose(logits, 2)
+    tokens, logprobs, _ = VocabularyShard(ALONE, 0, torch.tensor([7, 2, 9])).propose(logits, 2)
     assert tokens.tolist() == [[[2, 9]]]
     expected = logits.log_softmax(-1)[..., [1, 2]]
     torch.testing.assert_close(logprobs, expected)

@@ -91,6 +91,19 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Draft only from this many most frequent answer tokens; None drafts from all. Paper: all."""
     causal: bool = True
     """Row i of a block sees rows <= i (JetSpec); False sees the whole block (DFlash)."""
+    kind: Literal["block", "dspark", "domino"] = "block"
+    """Rows drafted independently (JetSpec or DFlash, by `causal`), or with a bias from the tokens
+    before: DSpark's Markov head or Domino's GRU, which need --draft-vocab-size None and were
+    released with --no-causal. A DSpark block drafts block_size tokens."""
+    markov_rank: Count = 256
+    """Of a DSpark head's bias. Released: 256."""
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    """What a DSpark head's bias looks at: the token before, also the row, or the whole path.
+    Released: vanilla."""
+    gru_hidden_dim: Count = 1024
+    """State of a Domino head's GRU. Released: 1024."""
+    emb_dim: Count = 256
+    """Bottleneck before a Domino head's bias. Released: 256."""
 
     objective: Literal["forward_kl", "sft", "reverse_kl"] = "forward_kl"
     """KL(target || head), cross entropy with the answer's tokens, or KL(head || target).
@@ -124,7 +137,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: Literal["auto", "cpu"] = "auto"
     """auto takes an accelerator if there is one; `accelerate launch` or `torchrun` for several."""
     bf16: bool = True
-    """Compute in bf16 autocast; weights and optimiser state stay fp32."""
+    """bf16 autocast where the device has 16-bit arithmetic; weights and optimiser stay fp32."""
 
     held_out_share: Share = 0.03
     """Share of tasks never trained on, by the hash of their id."""

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from sglang_jetspec.heads.correction import CorrectionConfig
+from sglang_jetspec.heads.domino import DominoConfig
+from sglang_jetspec.heads.dspark import DSparkConfig
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.reference import JetSpecHead, load_reference_head
 from sglang_jetspec.tools.train.config import TrainConfig
 from sglang_jetspec.tools.train.export import trainable_weights
+from sglang_jetspec.tools.train.precision import computes_bf16
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,9 @@ class FrozenTarget:
 
 
 def load_target(target: str, device: torch.device) -> nn.Module:
-    """The whole target in bf16, in evaluation mode."""
-    return AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).to(device).eval()
+    """The whole target in evaluation mode, in bf16 where the device has it, else in fp32."""
+    dtype = torch.bfloat16 if computes_bf16(device) else torch.float32
+    return AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(device).eval()
 
 
 def freeze(model: nn.Module, draft_token_ids: Tensor | None) -> FrozenTarget:
@@ -43,6 +48,15 @@ def freeze(model: nn.Module, draft_token_ids: Tensor | None) -> FrozenTarget:
         rows = torch.full((len(embedding),), -1, device=lm_head.device)
         rows[ids] = torch.arange(len(ids), device=lm_head.device)
     return FrozenTarget(embedding, lm_head, rows)
+
+
+def correction_config(config: TrainConfig) -> CorrectionConfig | None:
+    """The sequential part of a head of the run's `kind`."""
+    if config.kind == "dspark":
+        return DSparkConfig(config.markov_rank, config.markov_head_type)
+    if config.kind == "domino":
+        return DominoConfig(config.gru_hidden_dim, config.emb_dim)
+    return None
 
 
 def head_config(
@@ -68,6 +82,7 @@ def head_config(
         causal=config.causal,
         draft_vocab_size=draft_vocab,
         jetspec={},
+        correction=correction_config(config),
     )
 
 
@@ -123,6 +138,7 @@ def check_imported(head: HeadConfig, config: TrainConfig, target: PretrainedConf
         "causal",
         "hidden_size",
         "mask_token_id",
+        "kind",
     ):
         _refuse_difference(name, getattr(head, name), getattr(wanted, name))
     for name in ("vocab_size", "num_target_layers"):  # optional in published heads
