@@ -1,11 +1,16 @@
 """Two ranks on the CPU platform, over gloo: they answer what one rank answers."""
 
+import os
+
 import pytest
 from harness import generate_all, tree
 from workloads import WORKLOADS
 
 PROMPTS = 50
-TWO_RANKS = tree(16, 4, 7, "--tp-size", "2")
+# SGLang asks for the ranks' cores where a machine has fewer NUMA nodes than ranks.
+CORES = sorted(os.sched_getaffinity(0))
+BINDING = f"{CORES[0]}|{CORES[-1]}"
+TWO_RANKS = tree(16, 4, 7, "--tp-size", "2", SGLANG_CPU_OMP_THREADS_BIND=BINDING)
 two_ranks = pytest.mark.parametrize("server", [TWO_RANKS], indirect=True, ids=lambda s: s.name)
 
 
