@@ -16,7 +16,7 @@ from importlib import import_module
 import tyro
 
 # Folders of `kernels/` with a `variants.py`.
-KERNELS = ("tree_attention",)
+KERNELS = ("tree_attention", "tree_build", "tree_accept", "commit", "draft_kv")
 
 
 def main(

@@ -39,6 +39,7 @@ from sglang_jetspec.backends.triton_tree import TreeAttentionBackend
 from sglang_jetspec.config import Options
 from sglang_jetspec.kernels.tree_attention import naive
 from sglang_jetspec.spec_inputs import JetSpecVerifyInput
+from sglang_jetspec.steps import TorchSteps
 from sglang_jetspec.trees.bitmask import pack_ancestors
 
 NODES, MAX_BATCH, FILL = 5, 4, 1
@@ -406,7 +407,7 @@ def draft_runner(backend, monkeypatch):
     record = "_record_in_graph_metadata_prep_done"
     monkeypatch.setattr(RoundGraphRunner, record, lambda self: None)
     options = Options(num_draft_tokens=9, width=3, depth=NODES - 1, tree="best_first")
-    trees = GraphedTrees(TreeDrafter(Head(), options, CONTEXT))
+    trees = GraphedTrees(TreeDrafter(Head(), TorchSteps(options, on_cpu=True), CONTEXT))
     with get_parallel().override(moe_ep_size=1):
         made = prepared(backend, RoundGraphRunner)
         made.backend = CalledAgain()

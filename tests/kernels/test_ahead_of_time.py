@@ -9,7 +9,15 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("match", "architectures"), [("reduce head 128", (80, 90, 100)), ("bf16 head 64", (90,))]
+    ("match", "architectures"),
+    [
+        ("reduce head 128", (80, 90, 100)),
+        ("attend bf16 head 64", (90,)),
+        ("tree_build 256 nodes", (90,)),
+        ("tree_accept 64 nodes", (80, 90, 100)),
+        ("commit", (90,)),
+        ("draft_kv write bf16, 16 rows, head 128", (90,)),
+    ],
 )
 def test_machine_code_fits_the_gpu(match, architectures):
     command = (sys.executable, "-m", "sglang_jetspec.tools.compile_kernels", "--match", match)
