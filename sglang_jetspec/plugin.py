@@ -10,11 +10,14 @@ logger = logging.getLogger(__name__)
 
 ALGORITHM = "JETSPEC"
 HEAD_GATE = "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"
-REQUEST_GATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager."
+REQUEST_GATE = _MANAGER + "_validate_one_request"
+REQUEST_COUNTS = _MANAGER + "_calculate_spec_decoding_metrics"
+REQUEST_METRICS = _MANAGER + "collect_metrics"
 
 
 def register() -> None:
-    """Register the algorithm, its request gate and the CPU attention backend.
+    """Register the algorithm, its request gate, its counts and the CPU attention backend.
 
     Runs once in every process of a server, before arguments are parsed. A missing hook is
     logged at ERROR and raised; SGLang logs it again and goes on without JETSPEC.
@@ -37,6 +40,7 @@ def register() -> None:
         check_local_head,
         validate_server_args,
     )
+    from sglang_jetspec.observability import correct_drafts, count_finished
     from sglang_jetspec.platforms.cpu.attention import register_cpu_attention_backend
     from sglang_jetspec.requests import refuse_foreign_tokens, refuse_unserved
 
@@ -44,6 +48,8 @@ def register() -> None:
     HookRegistry.register(HEAD_GATE, check_local_head, HookType.BEFORE)
     HookRegistry.register(REQUEST_GATE, refuse_unserved, HookType.BEFORE)
     HookRegistry.register(REQUEST_GATE, refuse_foreign_tokens, HookType.BEFORE)
+    HookRegistry.register(REQUEST_COUNTS, correct_drafts, HookType.AFTER)
+    HookRegistry.register(REQUEST_METRICS, count_finished, HookType.AFTER)
 
     @SpeculativeAlgorithm.register(
         ALGORITHM,

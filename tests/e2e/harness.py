@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_jetspec.tools.bench.server import Server
+from sglang_jetspec.tools.fuzz.run import reference_environment
 
 __all__ = ["LLGUIDANCE", "PLAIN", "Answer", "Server", "Setup", "generate_all", "sabotaged", "tree"]
 
@@ -75,7 +76,7 @@ def sabotaged(step: str) -> Setup:
     return Setup(step, whole.args, whole.env)
 
 
-PLAIN = Setup("plain", env=tuple(plugin("reference").items()), speculative=False)
+PLAIN = Setup("plain", env=tuple(reference_environment().items()), speculative=False)
 
 
 def generate_all(
