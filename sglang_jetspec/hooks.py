@@ -53,6 +53,7 @@ SERVE_HOOKS = (
     Hook(_MANAGER + "_validate_one_request", ("obj",)),
     Hook(_MANAGER + "_calculate_spec_decoding_metrics", ("meta_info", "recv_obj", "i")),
     Hook(_MANAGER + "collect_metrics", ("state", "recv_obj", "i")),
+    Hook("sglang.srt.managers.schedule_batch:Req.update_finish_state", ("new_accepted_len",)),
     Hook("sglang.srt.managers.tp_worker:TpModelWorker._init_model_config"),
     Hook(
         "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",

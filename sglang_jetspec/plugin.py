@@ -14,10 +14,11 @@ _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager."
 REQUEST_GATE = _MANAGER + "_validate_one_request"
 REQUEST_COUNTS = _MANAGER + "_calculate_spec_decoding_metrics"
 REQUEST_METRICS = _MANAGER + "collect_metrics"
+FINISH = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
 
 
 def register() -> None:
-    """Register the algorithm, its request gate, its counts and the CPU attention backend.
+    """Register the algorithm, its hooks and the CPU attention backend.
 
     Runs once in every process of a server, before arguments are parsed. A missing hook is
     logged at ERROR and raised; SGLang logs it again and goes on without JETSPEC.
@@ -43,6 +44,7 @@ def register() -> None:
     from sglang_jetspec.observability import correct_drafts, count_finished
     from sglang_jetspec.platforms.cpu.attention import register_cpu_attention_backend
     from sglang_jetspec.requests import refuse_foreign_tokens, refuse_unserved
+    from sglang_jetspec.stops import finish_token_by_token
 
     register_cpu_attention_backend()
     HookRegistry.register(HEAD_GATE, check_local_head, HookType.BEFORE)
@@ -50,6 +52,7 @@ def register() -> None:
     HookRegistry.register(REQUEST_GATE, refuse_foreign_tokens, HookType.BEFORE)
     HookRegistry.register(REQUEST_COUNTS, correct_drafts, HookType.AFTER)
     HookRegistry.register(REQUEST_METRICS, count_finished, HookType.AFTER)
+    HookRegistry.register(FINISH, finish_token_by_token, HookType.AROUND)
 
     @SpeculativeAlgorithm.register(
         ALGORITHM,
