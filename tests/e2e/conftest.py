@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+import fuzz
 import law
 import pytest
 from features import FEATURES, GRAMMAR_FEATURES
 from harness import LLGUIDANCE, PLAIN, Answer, Server
-from workloads import WORKLOADS
+from programs import CLIENTS, attempt_client
+from workloads import OFFLINE, WORKLOADS
 
 
 @dataclass(frozen=True)
@@ -23,17 +26,22 @@ class Plain:
     answers: dict[str, list[Answer]]
     draws: dict[str, list[list[int]]]
     llguidance: dict[str, list[Answer]]
+    fuzz: list[Any]
+    programs: dict[str, str]
 
 
 @pytest.fixture(scope="session")
 def plain() -> Plain:
     with replace(PLAIN, args=LLGUIDANCE).server() as server:
         llguidance = {name: asked.ask(server) for name, asked in GRAMMAR_FEATURES.items()}
+        printed = {name: attempt_client(name, server) for name in CLIENTS}
     with PLAIN.server() as server:
         return Plain(
-            {name: asked.ask(server) for name, asked in (WORKLOADS | FEATURES).items()},
+            {name: asked.ask(server) for name, asked in (WORKLOADS | FEATURES | OFFLINE).items()},
             {name: law.draw(server, settings) for name, settings in law.SETTINGS.items()},
             llguidance,
+            fuzz.ask_all(server),
+            printed,
         )
 
 

@@ -22,7 +22,11 @@ PLAIN_ARGS = (
     *("--context-length", "512", "--max-total-tokens", "16384"),
     *("--max-running-requests", "64", "--random-seed", "7", "--enable-custom-logit-processor"),
 )
-LLGUIDANCE = ("--grammar-backend", "llguidance")
+# Where the client programs run too; the fixture would fill their JSON with white space.
+LLGUIDANCE = (
+    *("--grammar-backend", "llguidance", "--tool-call-parser", "qwen25"),
+    "--constrained-json-disable-any-whitespace",
+)
 HEAD_ARGS = (
     *("--speculative-algorithm", "JETSPEC"),
     *("--speculative-draft-model-path", str(FIXTURE / "head")),

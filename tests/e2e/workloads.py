@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from harness import FIXTURE, Answer, Server, generate_all
@@ -60,3 +62,23 @@ WORKLOADS = {
     ),
     "long": Workload(lambda: long_prompts((150, 300, 200, 410)), 4, {"max_new_tokens": 48}),
 }
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts as texts, asked at once."""
+
+    prompts: Callable[[], list[str]]
+    sampling: dict[str, Any]
+
+    def ask(self, server: Server) -> list[Answer]:
+        return list(server.generate(self.prompts(), **self.sampling))
+
+
+def offline_prompts() -> list[str]:
+    """Those of docs/examples/offline_engine.py."""
+    script = Path(__file__).parents[2] / "docs" / "examples" / "offline_engine.py"
+    return list(runpy.run_path(str(script), run_name="example")["PROMPTS"])
+
+
+OFFLINE = {"offline": Texts(offline_prompts, {"max_new_tokens": 48, "ignore_eos": True})}
