@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.configs.hybrid_arch import mambaish_config
@@ -16,6 +17,8 @@ from sglang.srt.speculative.draft_parallel import (
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
+from sglang_jetspec.acceptance_watch import AcceptanceWatch
+from sglang_jetspec.backends.draft_graph import GraphedTrees, TreeDrafter
 from sglang_jetspec.config import Options, PartialOptions, resolve_options
 from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import HeadConfig, HeadError
@@ -23,6 +26,15 @@ from sglang_jetspec.heads.jetspec import JetSpecDraftModel, JetSpecDraftWorker
 from sglang_jetspec.request_state import RequestState
 
 logger = logging.getLogger(__name__)
+
+
+# What a model of SGLang has if it gives out its layers' states for a head to read.
+CAPTURE = "set_dflash_layers_to_capture"
+
+
+def capturing_targets(models: Mapping[str, Any]) -> list[str]:
+    """Architectures among SGLang's ``models`` (name -> class) that a head can draft for."""
+    return sorted(name for name, model in models.items() if hasattr(model, CAPTURE))
 
 
 def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
@@ -34,10 +46,14 @@ def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
         (runner.is_hybrid_swa, "hybrid sliding-window layers"),
         (mambaish_config(config) is not None, "recurrent (Mamba-like) layers"),
         (config.is_multimodal, "image, video or audio input"),
-        (not hasattr(runner.model, "set_dflash_layers_to_capture"), "no feature capture"),
     ):
         if unsupported:
             raise HeadError(f"JETSPEC does not serve {name}: it has {what}; serve it without.")
+    if not hasattr(runner.model, CAPTURE):
+        raise HeadError(
+            f"JETSPEC does not serve {name}: SGLang's model does not give out its layers' states. "
+            f"Those that do: {', '.join(capturing_targets(ModelRegistry.models))}."
+        )
     sizes = [config.vocab_size] + ([len(tokenizer)] if tokenizer is not None else [])
     problems = fit_problems(head, config.hidden_size, config.num_hidden_layers, sizes)
     if problems:
@@ -45,6 +61,12 @@ def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
             f"the head does not fit {name}: its {'; its '.join(problems)}. Use the head trained "
             "for this target."
         )
+
+
+def decode_graphs(runner: Any) -> Any:
+    """A runner's decode graphs, or None where it has captured none."""
+    graphs = runner.decode_cuda_graph_runner
+    return None if graphs is runner.eager_runner else graphs
 
 
 class SpecWorkerBase(BaseSpecWorker):
@@ -61,6 +83,7 @@ class SpecWorkerBase(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = target_worker.device
         self.on_cpu = self.device == "cpu"
+        self.watch = AcceptanceWatch()
         spec = get_spec()
         if not ModelRegistry.is_arch_supported(JetSpecDraftModel.__name__):
             ModelRegistry.register("sglang_jetspec.heads")
@@ -92,12 +115,29 @@ class SpecWorkerBase(BaseSpecWorker):
             flags=PartialOptions(
                 num_draft_tokens=spec.speculative_num_draft_tokens,
                 width=spec.speculative_eagle_topk,
-                depth=spec.speculative_dflash_block_size - 1,
+                depth=spec.speculative_dflash_block_size - self.head.idle_rows,
             ),
         )
+        self.graphed_trees = GraphedTrees(
+            TreeDrafter(
+                self.draft_model,
+                self.options,
+                int(self.model_runner.model_config.context_len),
+                self.head.first_row,
+            )
+        )
+        if not self.on_cpu:
+            from sglang_jetspec.backends.graph_runner import install
+
+            install(self.model_runner, self.draft_runner)
         self.speculative_num_draft_tokens = self.options.num_draft_tokens
         self.speculative_num_steps = self.options.depth
-        logger.info("JETSPEC head %s, %s", spec.speculative_draft_model_path, self.options)
+        logger.info(
+            "JETSPEC head %s (%s), %s",
+            spec.speculative_draft_model_path,
+            self.head.kind,
+            self.options,
+        )
 
     def __getattr__(self, name: str) -> Any:
         # The scheduler uses the speculative worker as its model worker.
@@ -111,6 +151,11 @@ class SpecWorkerBase(BaseSpecWorker):
     def clear_cache_pool(self) -> None:
         """Called when the cache is flushed, as it is after a weight update."""
         self.draft_model.refresh_draft_vocabulary()
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        self.watch.count(num_correct_drafts_per_req)
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
@@ -137,5 +182,9 @@ class SpecWorkerBase(BaseSpecWorker):
             self._draft_worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
+        """Capture the draft pass, trees included, per bucket, where the target's verify pass is."""
+        capture = not self.on_cpu and decode_graphs(self.model_runner) is not None
+        if capture:
+            self.draft_runner.capture_tail_hooks.append(self.graphed_trees.capture)
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
-            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=False)
+            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)

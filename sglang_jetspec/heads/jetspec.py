@@ -1,4 +1,4 @@
-"""The JetSpec head as SGLang's model loader builds it, and the worker that loads it.
+"""A draft head of any kind as SGLang's model loader builds it, and the worker that loads it.
 
 A head holds no embedding and no LM head: it drafts with the frozen target's (paper, section 2).
 B requests, D depth, W width, H hidden size, T captured target layers.
@@ -6,6 +6,7 @@ B requests, D depth, W width, H hidden size, T captured target layers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -20,8 +21,24 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.runtime_context import get_spec
 from torch import nn
 
-from sglang_jetspec.config import causality_override
-from sglang_jetspec.heads.format import HeadConfig, HeadError, load_head_config, resolve_head
+from sglang_jetspec.config import Options, causality_override
+from sglang_jetspec.heads.correction import Correction, adopt
+from sglang_jetspec.heads.drafting import corrected_tree, top_rows
+from sglang_jetspec.heads.format import (
+    HeadConfig,
+    HeadError,
+    load_head_config,
+    resolve_head,
+)
+from sglang_jetspec.trees import DraftTree, TreeBuilder
+
+logger = logging.getLogger(__name__)
+
+# How the published tensors of a head are named; a target's have a prefix before these.
+HEAD_PREFIXES = (
+    *("fc.", "hidden_norm.", "norm.", "layers."),
+    *("markov_head.", "confidence_head.", "prefix_gru.", "embed_proj."),
+)
 
 
 def make_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -38,13 +55,18 @@ class JetSpecDraftModel(DFlashDraftModel):
     """Draft head over fused target features, causal or bidirectional inside its block.
 
     dense: the same passes in a plain loop, where the platform has one.
+    correction: the sequential part of DSpark and Domino heads.
     """
 
     dense: Any = None
+    correction: Correction | None = None
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
-        size = config.jetspec_draft_vocab_size
+        head: HeadConfig = config.jetspec_head
+        size = head.draft_vocab_size
+        if head.correction is not None and head.vocab_size is not None:
+            adopt(self, head.correction.build(head.hidden_size, head.vocab_size))
         self.register_buffer(
             "draft_token_ids", None if size is None else torch.zeros(size, dtype=torch.int32)
         )
@@ -54,13 +76,17 @@ class JetSpecDraftModel(DFlashDraftModel):
                 layer.self_attn.use_table_qk_norm_rope = False
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load the published tensors; every expected one must arrive (``check_tensors``)."""
+        """Load the published tensors; every expected one must arrive (``check_tensors``).
+
+        A weight update of the target comes here too, and the base class would take the target's
+        ``model.layers.0`` for the head's ``layers.0``.
+        """
 
         def model_weights() -> Iterable[tuple[str, torch.Tensor]]:
             for name, tensor in weights:
                 if name == "draft_token_ids":
                     self.draft_token_ids.copy_(tensor)
-                else:
+                elif name.startswith(HEAD_PREFIXES):
                     yield name, tensor
 
         super().load_weights(model_weights())
@@ -88,9 +114,14 @@ class JetSpecDraftModel(DFlashDraftModel):
 
     def refresh_draft_vocabulary(self) -> None:
         """Gather the LM head's rows of the draft vocabulary, again after a weight update."""
-        if self.draft_token_ids is not None:
-            rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
-            self.__dict__["draft_projection"] = make_linear(rows)
+        if self.draft_token_ids is None:
+            return
+        rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
+        if rows.device.type != "cpu" and "draft_rows" in self.__dict__:
+            self.draft_rows.copy_(rows)  # captured graphs hold its address
+            return
+        self.__dict__["draft_rows"] = rows
+        self.__dict__["draft_projection"] = make_linear(rows)
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., H] to logits over the (draft) vocabulary, through the target's LM head."""
@@ -98,6 +129,14 @@ class JetSpecDraftModel(DFlashDraftModel):
             return self.draft_projection(hidden)
         head = self.target_lm_head
         return head.quant_method.apply(head, hidden)[..., : head.org_vocab_size]
+
+    def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[...] int64 to [..., H], the target's embeddings as the head reads them.
+
+        SGLang captures a model with this method from ids, not from embeddings.
+        """
+        embeds: torch.Tensor = self.target_embedding(input_ids)
+        return embeds if self.embedding_scale == 1.0 else embeds * self.embedding_scale
 
     @torch.no_grad()
     def forward(
@@ -109,25 +148,33 @@ class JetSpecDraftModel(DFlashDraftModel):
         **kwargs: Any,
     ) -> Any:
         if input_embeds is None:
-            input_embeds = self.target_embedding(input_ids)
-            if self.embedding_scale != 1.0:
-                input_embeds = input_embeds * self.embedding_scale
+            input_embeds = self.forward_embed(input_ids)
         if self.dense is None:
             return super().forward(input_ids, positions, forward_batch, input_embeds)
         hidden = self.dense.forward(input_embeds, positions, forward_batch)
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
-    def propose(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best ``width`` tokens a row and their log-probabilities.
+    def draft_tree(
+        self, roots: torch.Tensor, hidden: torch.Tensor, options: Options, build: TreeBuilder
+    ) -> DraftTree:
+        """The tree of the block's drafting rows ``hidden`` [B, D, H] behind ``roots`` [B].
 
-        hidden: [B, D, H], rows 1..D of the block. Returns tokens [B, D, W] int64 and
-        log-probabilities [B, D, W] fp32 under the head's whole (draft) vocabulary.
+        build: makes it of rows that do not depend on the tokens before them.
         """
-        logits = self.draft_logits(hidden).float()
-        top, ids = torch.topk(logits, width, dim=-1)
-        if self.draft_token_ids is not None:
-            ids = self.draft_token_ids[ids].long()
-        return ids, top - torch.logsumexp(logits, dim=-1, keepdim=True)
+        width, nodes = options.width, options.num_draft_tokens
+        if self.correction is not None:
+            base = self.draft_logits(hidden)
+            return corrected_tree(
+                roots, hidden, base, self.correction, self.forward_embed, width, nodes
+            )
+        tokens, logprobs, entropies = self.propose(hidden, width, build.needs_entropies)
+        return build(roots, tokens, logprobs, nodes, entropies=entropies)
+
+    def propose(
+        self, hidden: torch.Tensor, width: int, entropies: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The rows' best tokens, log-probabilities and entropies, see ``top_rows``."""
+        return top_rows(self.draft_logits(hidden), width, self.draft_token_ids, entropies)
 
     def write_context(
         self,
@@ -163,7 +210,7 @@ class JetSpecDraftWorker(TpModelWorker):
     head: HeadConfig
 
     def _init_model_config(self) -> None:
-        # A head trained on shorter texts than the target serves; see the rotary table below.
+        # A head trained on shorter texts than the target serves is given a window below.
         with envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True):
             super()._init_model_config()
         spec = get_spec()
@@ -174,13 +221,18 @@ class JetSpecDraftWorker(TpModelWorker):
         config = self.model_config.hf_config
         config.architectures = [JetSpecDraftModel.__name__]
         config.is_causal = self.head.causal
-        config.jetspec_draft_vocab_size = self.head.draft_vocab_size
-        if getattr(config, "layer_types", None) is None:
+        config.jetspec_head = self.head
+        reach = self.head.max_position_embeddings
+        if reach < int(self.context_length):
+            # Distances the head was never trained on stay out of its sight.
+            config.layer_types = ["sliding_attention"] * self.head.num_hidden_layers
+            config.sliding_window = reach
+            logger.info("the head sees the last %d tokens, its max_position_embeddings", reach)
+        elif getattr(config, "layer_types", None) is None:
             config.layer_types = ["full_attention"] * self.head.num_hidden_layers
-        # Positions past the trained range still need a rotary table; drafts there are
-        # extrapolated, what is committed is the target's choice all the same.
-        reach = int(self.context_length) + int(spec.speculative_num_draft_tokens) + 1
-        config.max_position_embeddings = max(self.head.max_position_embeddings, reach)
+        # Positions are absolute, so that the rotary table covers the context and one block.
+        last = int(self.context_length) + int(spec.speculative_num_draft_tokens) + 1
+        config.max_position_embeddings = max(reach, last)
 
 
 EntryClass = JetSpecDraftModel

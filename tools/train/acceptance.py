@@ -1,19 +1,22 @@
-"""Acceptance length of a head on greedy text, without running a server.
+"""Acceptance length of a head on the target's own answers, without running a server.
 
-Greedy decoding fixes the text, so every round can be played against it: the head drafts at each
-position of the answer, and a round starting there commits what the text confirms.
+An answer fixes the text, so every round can be played against it: the head drafts at each position
+of the answer, and a round starting there commits what the text confirms. For an answer that was
+sampled this is the acceptance of a server that verifies drafts against the target's samples.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sglang_jetspec.heads.drafting import corrected_tree
 from sglang_jetspec.heads.reference import JetSpecHead, block_ids
-from sglang_jetspec.tools.train.features import FeatureStore
+from sglang_jetspec.tools.train.features import Features
 from sglang_jetspec.tools.train.target import FrozenTarget
-from sglang_jetspec.trees import best_first_tree, max_nodes
+from sglang_jetspec.trees import DraftTree, best_first_tree, max_nodes
 from sglang_jetspec.verification import accept
 
 
@@ -38,41 +41,93 @@ class Candidates:
     tokens: Tensor  # [A,D,W] int64 target ids
     logprobs: Tensor  # [A,D,W] fp32
 
+    @property
+    def depth(self) -> int:
+        return self.tokens.shape[1]
+
+    def trees(self, roots: Tensor, width: int, nodes: int) -> DraftTree:
+        """The trees of `nodes` rows behind `roots` [A]."""
+        return best_first_tree(roots, self.tokens[..., :width], self.logprobs[..., :width], nodes)
+
+
+@dataclass(frozen=True)
+class SequentialCandidates:
+    """A block's rows at every answer position, of a head whose rows depend on the path."""
+
+    anchors: Tensor  # [A] int64 positions
+    rows: Tensor  # [A,D,H]
+    head: JetSpecHead
+    target: FrozenTarget
+
+    @property
+    def depth(self) -> int:
+        return self.rows.shape[1]
+
+    @torch.inference_mode()
+    def trees(self, roots: Tensor, width: int, nodes: int) -> DraftTree:
+        """See `Candidates`."""
+        device, dtype = self.rows.device, self.rows.dtype
+        tree = corrected_tree(
+            roots.to(device),
+            self.rows,
+            F.linear(self.rows, self.target.draft_lm_head.to(dtype)),
+            self.head.correction,
+            lambda ids: F.embedding(ids, self.target.embedding).to(dtype),
+            width,
+            nodes,
+        )
+        return DraftTree(**{name: value.cpu() for name, value in vars(tree).items()})
+
 
 @torch.inference_mode()
 def draft_everywhere(
     head: JetSpecHead,
     target: FrozenTarget,
     draft_token_ids: Tensor | None,
-    store: FeatureStore,
+    features: Features,
     index: int,
     width: int,
+    scales: Tensor | None = None,
     blocks: int = 64,
-) -> Candidates:
-    """Drafts of `head` (reading raw taps) anchored at every answer token of example `index`."""
-    example, start = store.examples[index], store.offsets[index]
-    ids = torch.tensor(example.token_ids)
-    anchors = torch.arange(example.prompt_length, len(ids) - 1)
+) -> Candidates | SequentialCandidates:
+    """Drafts of `head` anchored at every answer token of example `index`.
+
+    `scales` [T*H] divide the tapped states of a head in training; an exported one reads raw taps.
+    """
+    example, device = features.examples[index], head.fc.weight.device
+    ids = torch.tensor(example.token_ids, device=device)
+    anchors = torch.arange(example.prompt_length, len(ids) - 1, device=device)
     dtype = head.fc.weight.dtype
-    context = head.fuse(store.taps[start : start + len(ids)].to(dtype))[None]
-    size = head.config.block_size
-    tokens, logprobs = [], []
+    (states,) = features.fetch([index])
+    taps = states.taps if scales is None else states.taps / scales
+    context = head.fuse(taps.to(device, dtype))[None]
+    size, first = head.config.block_size, head.config.first_row
+    drafting = slice(first, first + head.config.max_depth)
+    tokens, logprobs, sequential = [], [], []
     for part in anchors.split(blocks):
         rows = block_ids(ids[part][None], size, head.config.mask_token_id)
         embedded = F.embedding(rows, target.embedding).to(dtype)
-        hidden = head(embedded, part[None], context)[0].unflatten(0, (-1, size))[:, 1:]
+        hidden = head(embedded, part[None], context)[0].unflatten(0, (-1, size))[:, drafting]
+        if head.correction is not None:
+            sequential.append(hidden)
+            continue
         logits = F.linear(hidden, target.draft_lm_head.to(dtype)).float()
         best = logits.log_softmax(-1).topk(width, dim=-1)
         chosen = best.indices
         if draft_token_ids is not None:
-            chosen = draft_token_ids.long()[chosen]
+            chosen = draft_token_ids.long().to(device)[chosen]
         tokens.append(chosen)
         logprobs.append(best.values)
-    return Candidates(anchors, torch.cat(tokens), torch.cat(logprobs))
+    if sequential:
+        return SequentialCandidates(anchors.cpu(), torch.cat(sequential), head, target)
+    return Candidates(anchors.cpu(), torch.cat(tokens).cpu(), torch.cat(logprobs).cpu())
 
 
 def committed_per_round(
-    candidates: Candidates, token_ids: list[int], finished: bool, shape: TreeShape
+    candidates: Candidates | SequentialCandidates,
+    token_ids: list[int],
+    finished: bool,
+    shape: TreeShape,
 ) -> list[int]:
     """Tokens committed by each round of decoding the answer with trees of `shape`.
 
@@ -80,14 +135,9 @@ def committed_per_round(
     left out unless the answer ended by itself, as its true length is unknown.
     """
     text = torch.tensor(token_ids)
-    anchors, depth = candidates.anchors, candidates.tokens.shape[1]
+    anchors, depth = candidates.anchors, candidates.depth
     nodes = min(shape.nodes, max_nodes(shape.width, depth))
-    tree = best_first_tree(
-        text[anchors],
-        candidates.tokens[..., : shape.width],
-        candidates.logprobs[..., : shape.width],
-        nodes,
-    )
+    tree = candidates.trees(text[anchors], shape.width, nodes)
     following = F.pad(text, (0, depth + 2), value=-1)
     choices = following[anchors[:, None] + tree.depths + 1]
     lengths = accept(tree, choices, depth).lengths.tolist()
@@ -100,3 +150,27 @@ def committed_per_round(
         rounds.append(step)
         position += step
     return rounds
+
+
+def acceptance_lengths(
+    head: JetSpecHead,
+    target: FrozenTarget,
+    draft_token_ids: Tensor | None,
+    features: Features,
+    indices: Iterable[int],
+    shapes: Sequence[TreeShape],
+    scales: Tensor | None = None,
+) -> dict[str, float]:
+    """Committed tokens a round, bonus included, by tree over the answers `indices`."""
+    rounds: dict[str, list[int]] = {shape.label: [] for shape in shapes}
+    width = max(shape.width for shape in shapes)
+    for index in indices:
+        example = features.examples[index]
+        if len(example.token_ids) - example.prompt_length < 2:
+            continue
+        drafts = draft_everywhere(head, target, draft_token_ids, features, index, width, scales)
+        for shape in shapes:
+            rounds[shape.label] += committed_per_round(
+                drafts, example.token_ids, example.finished, shape
+            )
+    return {label: sum(steps) / max(len(steps), 1) for label, steps in rounds.items()}

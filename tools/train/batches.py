@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_jetspec.tools.train.data import Example
-from sglang_jetspec.tools.train.features import FeatureStore
+from sglang_jetspec.tools.train.features import Features
 
 POOL_STEPS = 16  # steps whose sequences are sorted by length together, so that padding stays small
 
@@ -22,11 +22,16 @@ class Batch:
 
     taps: Tensor  # [B,C,T*H] bf16, scaled and zero-padded
     anchors: Tensor  # [B,A] int64 positions
-    anchor_tokens: Tensor  # [B,A] int64
+    tokens: Tensor  # [B,A,block_size] int64: the text, -1 past its end
     finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each row's token
     supervised: Tensor  # [B,A,block_size] bool: mask rows with a known target distribution
 
-    def to(self, device: str) -> "Batch":
+    @property
+    def anchor_tokens(self) -> Tensor:
+        """[B,A] int64."""
+        return self.tokens[..., 0]
+
+    def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
         tensors = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
         return Batch(**tensors)
@@ -51,41 +56,43 @@ def pick_examples(
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Draws blocks from captured features; `scales` [T*H] divide the tapped states."""
+    """Draws blocks from target features; `scales` [T*H] divide the tapped states."""
 
-    store: FeatureStore
+    features: Features
     scales: Tensor
     block_size: int
 
-    def sample(self, picked: Sequence[int], anchors: int, seed: int, step: int) -> Batch:
-        """Blocks at `anchors` uniformly drawn answer positions of every picked example."""
+    def sample(
+        self, picked: Sequence[int], anchors: int, seed: int, step: int, share: slice = slice(None)
+    ) -> Batch:
+        """Blocks at `anchors` uniformly drawn answer positions of every picked example.
+
+        `share` selects this process's part of the picked examples; the draw depends on all.
+        """
         generator = _generator(seed + 1, step)
-        examples = [self.store.examples[i] for i in picked]
+        examples = [self.features.examples[i] for i in picked]
         positions = [draw_anchors(example, anchors, generator) for example in examples]
-        return self.assemble(picked, torch.stack(positions))
+        return self.assemble(picked[share], torch.stack(positions)[share])
 
     def assemble(self, picked: Sequence[int], anchors: Tensor) -> Batch:
         """Features and targets of blocks at `anchors` [B,A] of the picked examples."""
-        store = self.store
-        taps = torch.zeros(len(picked), int(anchors.max()), store.tap_width)
+        width = len(self.scales)
+        taps = torch.zeros(len(picked), int(anchors.max()), width, dtype=torch.bfloat16)
         finals, supervised, tokens = [], [], []
-        for row, i in enumerate(picked):
-            example, start = store.examples[i], store.offsets[i]
+        for row, (i, states) in enumerate(zip(picked, self.features.fetch(picked), strict=True)):
+            example = self.features.examples[i]
             length, visible = len(example.token_ids), int(anchors[row].max())
-            taps[row, :visible] = store.taps[start : start + visible] / self.scales
+            taps[row, :visible] = states.taps[:visible] / self.scales
             predicted = anchors[row][:, None] + torch.arange(self.block_size)
             # The state at the last token predicts one more token unless the answer ended there.
             known = predicted < length + (not example.finished)
             known[:, 0] = False  # the anchor row predicts nothing
             supervised.append(known)
-            finals.append(store.finals[start + (predicted - 1).clamp(max=length - 1)])
-            tokens.append(torch.tensor(example.token_ids)[anchors[row]])
+            finals.append(states.finals[(predicted - 1).clamp(max=length - 1)])
+            text = torch.tensor(example.token_ids)[predicted.clamp(max=length - 1)]
+            tokens.append(text.where(predicted < length, -1))
         return Batch(
-            taps.to(torch.bfloat16),
-            anchors,
-            torch.stack(tokens),
-            torch.stack(finals),
-            torch.stack(supervised),
+            taps, anchors, torch.stack(tokens), torch.stack(finals), torch.stack(supervised)
         )
 
 

@@ -35,6 +35,7 @@ def test_rows_are_aligned_with_the_state_that_predicts_them(counting_store):
     batch = source.assemble([1, 0], torch.tensor([[3, 10], [4, 7]]))
     assert batch.anchor_tokens.tolist() == [[23, 30], [4, 7]]
     # Example 1 starts at row 10 of the store; position p is predicted by the state at p - 1.
+    assert batch.tokens[0].tolist() == [[23, 24, 25, 26], [30, 31, -1, -1]]
     assert batch.finals[0, 0, 1:, 0].tolist() == [13, 14, 15]
     assert batch.finals[1, 1, 1:3, 0].tolist() == [7, 8]
     # Open-ended answers know the law after their last token, finished ones do not.
@@ -57,3 +58,13 @@ def test_sampling_is_a_function_of_seed_and_step(counting_store):
     assert torch.equal(one.anchors, two.anchors)
     others = [source.sample([0, 1], 3, 0, step).anchors for step in range(6, 12)]
     assert any(not torch.equal(one.anchors, other) for other in others)
+
+
+def test_shares_of_processes_make_up_the_batch(counting_store):
+    source = BatchSource(counting_store, torch.tensor([1.0]), block_size=4)
+    whole = source.sample([0, 1, 2], 3, 0, 5)
+    shares = [source.sample([0, 1, 2], 3, 0, 5, slice(rank, None, 2)) for rank in range(2)]
+    for name in ("anchors", "tokens", "finals", "supervised"):
+        expected = getattr(whole, name)
+        assert torch.equal(getattr(shares[0], name), expected[[0, 2]])
+        assert torch.equal(getattr(shares[1], name), expected[[1]])
