@@ -197,6 +197,7 @@ def validate_server_args(args: Any) -> None:
         ("enable_hierarchical_cache", "serve without it."),
         ("enable_lora", "merge the adapter into the target first."),
         ("enable_deterministic_inference", "sampling_seed is served without it."),
+        ("enable_watermark", "accepted drafts would not carry the mark; serve without it."),
     ):
         value = getattr(args, name)
         _refuse(bool(value), "--" + name.replace("_", "-"), value, fix)

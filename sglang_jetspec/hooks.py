@@ -29,6 +29,7 @@ class HookStatus:
 
 
 _SPEC = "sglang.srt.speculative."
+_MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager."
 LOAD_HOOKS = (
     Hook(_SPEC + "spec_info:SpeculativeAlgorithm.register", ("name", "supports_overlap")),
     Hook(_SPEC + "spec_registry:CustomSpecAlgo", ("name", "factory", "validate_server_args")),
@@ -56,13 +57,19 @@ SERVE_HOOKS = (
         ("probs", "sampling_info", "positions", "simple_sampling_case"),
     ),
     Hook("sglang.srt.managers.overlap_utils:FutureMap", ("device", "spec_algo")),
-    Hook("sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request", ("obj",)),
+    Hook(_MANAGER + "_validate_one_request", ("obj",)),
+    Hook(_MANAGER + "_calculate_spec_decoding_metrics", ("meta_info", "recv_obj", "i")),
+    Hook(_MANAGER + "collect_metrics", ("state", "recv_obj", "i")),
+    Hook("sglang.srt.managers.schedule_batch:Req.update_finish_state", ("new_accepted_len",)),
     Hook("sglang.srt.managers.tp_worker:TpModelWorker._init_model_config"),
     Hook(
         "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
         ("batch", "forward_batch", "is_verify", "capture_hidden_mode", "return_kv_loc_plan"),
     ),
-    Hook("sglang.srt.managers.utils:GenerationBatchResult", ("accept_lens", "next_draft_input")),
+    Hook(
+        "sglang.srt.managers.utils:GenerationBatchResult",
+        ("accept_lens", "cap_lens", "next_draft_input"),
+    ),
     Hook("sglang.srt.mem_cache.allocation:alloc_for_spec_decode", ("cur_kv_lens", "batch")),
     Hook("sglang.srt.mem_cache.allocation_sizing:page_aligned_decode_alloc_lens", ("reserve",)),
     Hook("sglang.srt.model_executor.forward_batch_info:ForwardBatch", ("spec_info", "positions")),

@@ -11,11 +11,15 @@ logger = logging.getLogger(__name__)
 ALGORITHM = "JETSPEC"
 HEAD_GATE = "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"
 PREFILL_DRAW = "sglang.srt.layers.sampler.Sampler._sample_from_probs"
-REQUEST_GATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request"
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager."
+REQUEST_GATE = _MANAGER + "_validate_one_request"
+REQUEST_COUNTS = _MANAGER + "_calculate_spec_decoding_metrics"
+REQUEST_METRICS = _MANAGER + "collect_metrics"
+FINISH = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
 
 
 def register() -> None:
-    """Register the algorithm, its request gate and the attention backends.
+    """Register the algorithm, its hooks and the attention backends.
 
     Runs once in every process of a server, before arguments are parsed. A missing hook is
     logged at ERROR and raised; SGLang logs it again and goes on without JETSPEC.
@@ -39,9 +43,11 @@ def register() -> None:
         validate_server_args,
     )
     from sglang_jetspec.backends.registry import register_tree_attention
+    from sglang_jetspec.observability import correct_drafts, count_finished
     from sglang_jetspec.platforms.cpu.attention import register_cpu_attention_backend
     from sglang_jetspec.requests import refuse_foreign_tokens, refuse_unserved
     from sglang_jetspec.sampling import sample_prefill
+    from sglang_jetspec.stops import finish_token_by_token
 
     register_cpu_attention_backend()
     register_tree_attention()
@@ -49,6 +55,9 @@ def register() -> None:
     HookRegistry.register(PREFILL_DRAW, sample_prefill, HookType.AROUND)
     HookRegistry.register(REQUEST_GATE, refuse_unserved, HookType.BEFORE)
     HookRegistry.register(REQUEST_GATE, refuse_foreign_tokens, HookType.BEFORE)
+    HookRegistry.register(REQUEST_COUNTS, correct_drafts, HookType.AFTER)
+    HookRegistry.register(REQUEST_METRICS, count_finished, HookType.AFTER)
+    HookRegistry.register(FINISH, finish_token_by_token, HookType.AROUND)
 
     @SpeculativeAlgorithm.register(
         ALGORITHM,

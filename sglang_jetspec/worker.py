@@ -132,6 +132,7 @@ class JetSpecWorker(SpecWorkerBase):
             logits_output=target.logits_output,
             next_token_ids=acceptance.tokens.reshape(-1),
             accept_lens=acceptance.lengths.int(),
+            cap_lens=tree.live.sum(1, dtype=torch.int32),
             next_draft_input=JetSpecDraftInput(
                 bonus_tokens=acceptance.tokens.gather(1, last).squeeze(1),
                 new_seq_lens=new_seq_lens,

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from sglang_jetspec.tools.bench.config import BenchConfig
+from sglang_jetspec.tools.fuzz.config import FuzzConfig
 from sglang_jetspec.tools.train.config import TrainConfig
 from sglang_jetspec.tools.train.config import parse as parse_training
 
@@ -55,6 +56,7 @@ Command = (
     | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[DemoPaths, tyro.conf.subcommand("demo-paths")]
     | Annotated[BenchConfig, tyro.conf.subcommand("bench")]
+    | Annotated[FuzzConfig, tyro.conf.subcommand("fuzz")]
     | Annotated[TrainConfig, tyro.conf.subcommand("train")]
 )
 
@@ -101,6 +103,10 @@ def run(command: object, others: Sequence[str] = ()) -> None:
         from sglang_jetspec.tools.bench.run import main as bench
 
         bench(command)
+    elif isinstance(command, FuzzConfig):
+        from sglang_jetspec.tools.fuzz.run import main as fuzz
+
+        fuzz(command)
     elif isinstance(command, TrainConfig):
         from sglang_jetspec.tools.train.run import run as train
 

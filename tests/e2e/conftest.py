@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import fuzz
 import law
 import pytest
 from features import FEATURES, GRAMMAR_FEATURES, SEED_FEATURES
 from harness import PLAIN, SEEDED_PLAIN, Answer, Server, Setup, assert_no_slot_is_lost
-from workloads import WORKLOADS, changed_target, use_target
+from programs import CLIENTS, attempt_client
+from workloads import OFFLINE, WORKLOADS, changed_target, use_target
 
 RUNNING: list[Server] = []
 
@@ -28,6 +31,8 @@ class Plain:
     llguidance: dict[str, list[Answer]]
     seeded: dict[str, list[Answer]]
     changed: list[Answer]
+    fuzz: list[Any]
+    programs: dict[str, str]
 
 
 @pytest.fixture(scope="session")
@@ -41,12 +46,15 @@ def plain(other_target: Path) -> Plain:
     with SEEDED_PLAIN.server() as server:
         llguidance = {name: asked.ask(server) for name, asked in GRAMMAR_FEATURES.items()}
         seeded = {name: asked.ask(server) for name, asked in SEED_FEATURES.items()}
+        printed = {name: attempt_client(name, server) for name in CLIENTS}
     with PLAIN.server() as server:
-        answers = {name: asked.ask(server) for name, asked in (WORKLOADS | FEATURES).items()}
+        asked_all = WORKLOADS | FEATURES | OFFLINE
+        answers = {name: asked.ask(server) for name, asked in asked_all.items()}
         draws = {name: law.draw(server, settings) for name, settings in law.SETTINGS.items()}
+        random_requests = fuzz.ask_all(server)
         use_target(server, other_target)
         changed = WORKLOADS["single"].ask(server)
-    return Plain(answers, draws, llguidance, seeded, changed)
+    return Plain(answers, draws, llguidance, seeded, changed, random_requests, printed)
 
 
 @pytest.fixture(scope="session")

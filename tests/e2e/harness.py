@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_jetspec.tools.bench.server import Server
+from sglang_jetspec.tools.fuzz.run import reference_environment
 
 __all__ = [
     "CROWDED",
@@ -47,7 +48,11 @@ PLAIN_ARGS = (
     *("--context-length", "512", "--max-total-tokens", "16384"),
     *("--max-running-requests", "64", "--random-seed", "7", "--enable-custom-logit-processor"),
 )
-LLGUIDANCE = ("--grammar-backend", "llguidance")
+# Where the client programs run too; the fixture would fill their JSON with white space.
+LLGUIDANCE = (
+    *("--grammar-backend", "llguidance", "--tool-call-parser", "qwen25"),
+    "--constrained-json-disable-any-whitespace",
+)
 # What SGLang can check of its pools: in every busy step, page by page, at every allocation. It
 # checks in idle steps by itself, and an error ends the server.
 STRICT = {
@@ -162,7 +167,7 @@ def with_plugin(setup: Setup, name: str, **more: str) -> Setup:
     return replace(setup, env=tuple(env.items()))
 
 
-PLAIN = Setup("plain", env=tuple(plugin("reference").items()), speculative=False)
+PLAIN = Setup("plain", env=tuple(reference_environment().items()), speculative=False)
 
 
 # Draws by seeds; everything else as PLAIN does.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import runpy
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -93,3 +94,23 @@ def acceptance_length(answers: list[Answer]) -> float:
     metas = [answer["meta_info"] for answer in answers]
     tokens = sum(meta["completion_tokens"] for meta in metas)
     return tokens / sum(meta["spec_verify_ct"] for meta in metas)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts as texts, asked at once."""
+
+    prompts: Callable[[], list[str]]
+    sampling: dict[str, Any]
+
+    def ask(self, server: Server) -> list[Answer]:
+        return list(server.generate(self.prompts(), **self.sampling))
+
+
+def offline_prompts() -> list[str]:
+    """Those of docs/examples/offline_engine.py."""
+    script = Path(__file__).parents[2] / "docs" / "examples" / "offline_engine.py"
+    return list(runpy.run_path(str(script), run_name="example")["PROMPTS"])
+
+
+OFFLINE = {"offline": Texts(offline_prompts, {"max_new_tokens": 48, "ignore_eos": True})}
