@@ -48,6 +48,8 @@ class HeadBlock(PartialOptions, frozen=True, forbid_unknown_fields=True):
     """The ``jetspec`` block of a head's ``config.json``: options and format extensions."""
 
     draft_vocab_size: int | None = None
+    token_input: bool = False
+    draft_shift: bool = False
 
 
 class Options(msgspec.Struct, frozen=True):

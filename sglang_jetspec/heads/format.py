@@ -68,6 +68,16 @@ class HeadConfig:
     draft_vocab_size: int | None
     jetspec: dict[str, Any]
 
+    @property
+    def token_input(self) -> bool:
+        """Block rows hold tokens (noise, then guesses) instead of masks: a JetSpec++ head."""
+        return bool(self.jetspec.get("token_input", False))
+
+    @property
+    def draft_shift(self) -> bool:
+        """Row i predicts the token after its own position instead of the token at it."""
+        return bool(self.jetspec.get("draft_shift", False))
+
 
 def load_head_config(folder: Path, causal: bool | None = None) -> HeadConfig:
     """Parse `folder/config.json`; `causal` overrides what the file says."""
