@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_jetspec.heads.reference import JetSpecHead, block_ids
+from sglang_jetspec.heads.reference import JetSpecHead
+from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.features import FeatureStore
 from sglang_jetspec.tools.train.target import FrozenTarget
 from sglang_jetspec.trees import best_first_tree, max_nodes
@@ -56,11 +57,13 @@ def draft_everywhere(
     dtype = head.fc.weight.dtype
     context = head.fuse(store.taps[start : start + len(ids)].to(dtype))[None]
     size = head.config.block_size
+    inputs, generator = block_inputs(head.config), torch.Generator().manual_seed(index)
     tokens, logprobs = [], []
     for part in anchors.split(blocks):
-        rows = block_ids(ids[part][None], size, head.config.mask_token_id)
-        embedded = F.embedding(rows, target.embedding).to(dtype)
-        hidden = head(embedded, part[None], context)[0].unflatten(0, (-1, size))[:, 1:]
+        rows, _ = inputs.fill(ids, part, size, generator)
+        embedded = F.embedding(rows.view(1, -1), target.embedding).to(dtype)
+        hidden = head(embedded, part[None], context)[0].unflatten(0, (-1, size))
+        hidden = hidden[:, :-1] if head.config.draft_shift else hidden[:, 1:]
         logits = F.linear(hidden, target.draft_lm_head.to(dtype)).float()
         best = logits.log_softmax(-1).topk(width, dim=-1)
         chosen = best.indices

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from sglang_jetspec.tools.train.block_inputs import BlockInputs
 from sglang_jetspec.tools.train.data import Example
 from sglang_jetspec.tools.train.features import FeatureStore
 
@@ -22,9 +23,9 @@ class Batch:
 
     taps: Tensor  # [B,C,T*H] bf16, scaled and zero-padded
     anchors: Tensor  # [B,A] int64 positions
-    anchor_tokens: Tensor  # [B,A] int64
-    finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each row's token
-    supervised: Tensor  # [B,A,block_size] bool: mask rows with a known target distribution
+    inputs: Tensor  # [B,A,block_size] int64 ids of the rows, the anchor first
+    finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each slot's token
+    supervised: Tensor  # [B,A,block_size] bool: slots with a known target distribution
 
     def to(self, device: str) -> "Batch":
         """The same batch on `device`."""
@@ -56,19 +57,20 @@ class BatchSource:
     store: FeatureStore
     scales: Tensor
     block_size: int
+    inputs: BlockInputs
 
     def sample(self, picked: Sequence[int], anchors: int, seed: int, step: int) -> Batch:
         """Blocks at `anchors` uniformly drawn answer positions of every picked example."""
         generator = _generator(seed + 1, step)
         examples = [self.store.examples[i] for i in picked]
         positions = [draw_anchors(example, anchors, generator) for example in examples]
-        return self.assemble(picked, torch.stack(positions))
+        return self.assemble(picked, torch.stack(positions), generator)
 
-    def assemble(self, picked: Sequence[int], anchors: Tensor) -> Batch:
+    def assemble(self, picked: Sequence[int], anchors: Tensor, generator: torch.Generator) -> Batch:
         """Features and targets of blocks at `anchors` [B,A] of the picked examples."""
         store = self.store
         taps = torch.zeros(len(picked), int(anchors.max()), store.tap_width)
-        finals, supervised, tokens = [], [], []
+        finals, supervised, inputs = [], [], []
         for row, i in enumerate(picked):
             example, start = store.examples[i], store.offsets[i]
             length, visible = len(example.token_ids), int(anchors[row].max())
@@ -77,13 +79,15 @@ class BatchSource:
             # The state at the last token predicts one more token unless the answer ended there.
             known = predicted < length + (not example.finished)
             known[:, 0] = False  # the anchor row predicts nothing
-            supervised.append(known)
+            text = torch.tensor(example.token_ids)
+            ids, hidden = self.inputs.fill(text, anchors[row], self.block_size, generator)
+            inputs.append(ids)
+            supervised.append(known & hidden)
             finals.append(store.finals[start + (predicted - 1).clamp(max=length - 1)])
-            tokens.append(torch.tensor(example.token_ids)[anchors[row]])
         return Batch(
             taps.to(torch.bfloat16),
             anchors,
-            torch.stack(tokens),
+            torch.stack(inputs),
             torch.stack(finals),
             torch.stack(supervised),
         )

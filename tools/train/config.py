@@ -30,6 +30,14 @@ class TrainConfig:
     causal: bool = True
     """Row i of a block sees rows <= i (JetSpec); False sees the whole block (DFlash)."""
 
+    token_input: bool = False
+    """Fill blocks with tokens instead of masks and train on clean prefixes, so that the head can
+    refine its own drafts (JetSpec++)."""
+    draft_shift: bool = False
+    """Row i predicts the token behind its own position, instead of the one at it."""
+    noised_share: float = 0.25
+    """With `token_input`: share of blocks without a clean prefix. Paper: 0.25."""
+
     steps: int = 2000
     """Optimiser steps; with `minutes` an upper bound."""
     minutes: float | None = None

@@ -8,6 +8,7 @@ stdout is one JSON object.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer
 from sglang_jetspec.heads.format import parse_head_config
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.batches import Batch, BatchSource, pick_examples
+from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints
 from sglang_jetspec.tools.train.config import TrainConfig
 from sglang_jetspec.tools.train.data import Example, draft_vocabulary, is_held_out, load_examples
@@ -65,27 +67,29 @@ class TrainingRun:
         torch.manual_seed(config.seed)
         sample = self.store.taps[torch.randint(self.store.offsets[-1], (TAP_SAMPLE,))]
         self.scales = tap_scales(sample)
-        self.source = BatchSource(self.store, self.scales, config.block_size)
         self.target, self.head = self._models(sample)
+        inputs = block_inputs(self.head.config, config.noised_share)
+        self.source = BatchSource(self.store, self.scales, config.block_size, inputs)
 
     def batch_at(self, step: int) -> Batch:
         """The training batch of `step`."""
-        return self._batch(self.train_rows, self.config.seed, step)
+        return self._batch(self.train_rows, self.config.seed, step, self.source)
 
     def held_out_batches(self) -> list[Batch]:
-        """A fixed sample of held-out blocks."""
+        """A fixed sample of held-out blocks, filled as in the first pass of drafting."""
         steps = min(HELD_OUT_BATCHES, len(self.held_out_rows) // self.config.sequences_per_step)
-        return [self._batch(self.held_out_rows, 0, step) for step in range(steps)]
+        source = replace(self.source, inputs=block_inputs(self.head.config))
+        return [self._batch(self.held_out_rows, 0, step, source) for step in range(steps)]
 
     def export_details(self) -> dict[str, Any]:
         """What checkpoints need besides weights to be exported."""
         return export_details(self.head.config, self.scales, self.draft_token_ids)
 
-    def _batch(self, rows: list[int], seed: int, step: int) -> Batch:
+    def _batch(self, rows: list[int], seed: int, step: int, source: BatchSource) -> Batch:
         lengths = [len(example.token_ids) for example in self.store.examples]
         picked = pick_examples(rows, lengths, self.config.sequences_per_step, seed, step)
         anchors, device = self.config.anchors_per_sequence, self.config.device
-        return self.source.sample(picked, anchors, seed, step).to(device)
+        return source.sample(picked, anchors, seed, step).to(device)
 
     def _models(self, tap_sample: torch.Tensor) -> tuple[FrozenTarget, JetSpecHead]:
         model = load_target(self.config.target)

@@ -1,6 +1,7 @@
 import torch
 
 from sglang_jetspec.tools.train.batches import BatchSource, draw_anchors, pick_examples
+from sglang_jetspec.tools.train.block_inputs import MaskInputs
 from sglang_jetspec.tools.train.data import Example
 
 
@@ -31,9 +32,10 @@ def test_anchors_are_answer_positions_with_a_successor():
 
 
 def test_rows_are_aligned_with_the_state_that_predicts_them(counting_store):
-    source = BatchSource(counting_store, torch.tensor([2.0]), block_size=4)
-    batch = source.assemble([1, 0], torch.tensor([[3, 10], [4, 7]]))
-    assert batch.anchor_tokens.tolist() == [[23, 30], [4, 7]]
+    source = BatchSource(counting_store, torch.tensor([2.0]), block_size=4, inputs=MaskInputs(9))
+    batch = source.assemble([1, 0], torch.tensor([[3, 10], [4, 7]]), torch.Generator())
+    assert batch.inputs[..., 0].tolist() == [[23, 30], [4, 7]]
+    assert (batch.inputs[..., 1:] == 9).all()
     # Example 1 starts at row 10 of the store; position p is predicted by the state at p - 1.
     assert batch.finals[0, 0, 1:, 0].tolist() == [13, 14, 15]
     assert batch.finals[1, 1, 1:3, 0].tolist() == [7, 8]
@@ -44,15 +46,15 @@ def test_rows_are_aligned_with_the_state_that_predicts_them(counting_store):
 
 
 def test_context_is_scaled_and_padded(counting_store):
-    source = BatchSource(counting_store, torch.tensor([2.0]), block_size=4)
-    batch = source.assemble([0, 2], torch.tensor([[4, 8], [5, 5]]))
+    source = BatchSource(counting_store, torch.tensor([2.0]), block_size=4, inputs=MaskInputs(9))
+    batch = source.assemble([0, 2], torch.tensor([[4, 8], [5, 5]]), torch.Generator())
     assert batch.taps.shape == (2, 8, 1)
     assert batch.taps[0, :, 0].tolist() == [i / 2 for i in range(8)]
     assert batch.taps[1, :, 0].tolist() == [*(i / 2 for i in range(22, 27)), 0, 0, 0]
 
 
 def test_sampling_is_a_function_of_seed_and_step(counting_store):
-    source = BatchSource(counting_store, torch.tensor([1.0]), block_size=4)
+    source = BatchSource(counting_store, torch.tensor([1.0]), block_size=4, inputs=MaskInputs(9))
     one, two = source.sample([0, 1], 3, 0, 5), source.sample([0, 1], 3, 0, 5)
     assert torch.equal(one.anchors, two.anchors)
     others = [source.sample([0, 1], 3, 0, step).anchors for step in range(6, 12)]
