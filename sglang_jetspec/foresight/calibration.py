@@ -49,12 +49,14 @@ class ClassCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     coefficients: of `FEATURES`. anchor_temperature: > 0. thresholds: for each accepted length the
     least score worth a draft; lengths past the end use the last one; empty drops nothing.
+    acceptance_rate: of single drafts, for the geometric rule.
     """
 
     coefficients: tuple[float, float, float, float, float, float]
     anchor_temperature: float
     thresholds: tuple[float, ...] = ()
     epsilon: float = 0.0
+    acceptance_rate: float = 0.8
 
 
 IDENTITY = ClassCalibration(coefficients=(0.0, 1.0, 0.0, 0.0, 0.0, 0.0), anchor_temperature=1.0)

@@ -31,10 +31,9 @@ from sglang_jetspec.foresight.outcomes import (
 
 @dataclass(frozen=True)
 class RuleSettings:
-    """What a rule may need: the fitted values, and the acceptance rate and exponent of SSD."""
+    """What a rule may need: the fitted values, and the exponent of SSD's assumed hit rate."""
 
     calibration: ClassCalibration = IDENTITY
-    alpha: float = 0.8
     rho: float = 1.0
 
 
@@ -63,7 +62,7 @@ def draft_score(evidence: Evidence, count: int, settings: RuleSettings) -> Outco
 def geometric(evidence: Evidence, count: int, settings: RuleSettings) -> Outcomes:
     """SSD's fixed fan-out: the same number of bonus tokens for a length in every round."""
     drafts = evidence.drafts.shape[1]
-    law = length_law(settings.alpha, drafts)
+    law = length_law(settings.calibration.acceptance_rate, drafts)
     fan_out = integer_fan_out(law, count, settings.rho)
     bonus = bonus_law(evidence.drafts, evidence.law)
     device = bonus.device

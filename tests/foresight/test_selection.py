@@ -1,14 +1,17 @@
 """Selection rules: what each scores by, and the guarantee of the per-round rule."""
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_jetspec.foresight.calibration import Evidence
+from sglang_jetspec.foresight.calibration import IDENTITY, Evidence
 from sglang_jetspec.foresight.fan_out import integer_fan_out, length_law
 from sglang_jetspec.foresight.outcomes import outcome_law
 from sglang_jetspec.foresight.selection import RULES, RuleSettings
+
+rare = msgspec.structs.replace(IDENTITY, acceptance_rate=0.6)
 
 
 def captured(evidence, outcomes):
@@ -34,7 +37,7 @@ def test_no_rule_beats_the_decoder_score_when_the_decoder_is_perfect(
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_selected_outcomes_are_distinct_and_possible(random_evidence, name):
     evidence = random_evidence(1, drafts=3)
-    outcomes = RULES[name](evidence, 8, RuleSettings(alpha=0.6))
+    outcomes = RULES[name](evidence, 8, RuleSettings(rare))
     for row in range(2):
         live = outcomes.scores[row].isfinite()
         pairs = list(
@@ -51,7 +54,7 @@ def test_selected_outcomes_are_distinct_and_possible(random_evidence, name):
 
 def test_geometric_gives_each_length_its_fixed_number_of_tokens(random_evidence):
     evidence = random_evidence(2, batch=3, drafts=4, vocab=20)
-    outcomes = RULES["geometric"](evidence, 10, RuleSettings(alpha=0.6, rho=1.0))
+    outcomes = RULES["geometric"](evidence, 10, RuleSettings(rare, rho=1.0))
     fan_out = integer_fan_out(length_law(0.6, 4), 10, 1.0)
     assert fan_out[3] == 0
     for row in range(3):

@@ -1,0 +1,99 @@
+"""Played rounds: exact text whatever is drafted, and exact scores with an exact adapter."""
+
+import pytest
+import torch
+
+from sglang_jetspec.foresight.outcomes import outcome_law
+from sglang_jetspec.foresight.refine import RefinePlan
+from sglang_jetspec.tools.foresight.evaluate import parse_plan
+from sglang_jetspec.tools.foresight.rounds import RoundPlan, Session
+
+PROMPTS = [[3, 14, 15], [9, 2, 6, 5, 3, 5], [8]]
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def greedy_text(tiny_target):
+    """Plain greedy decoding of each prompt."""
+    texts = []
+    for prompt in PROMPTS:
+        ids = list(prompt)
+        for _ in range(TOKENS + 1):
+            with torch.no_grad():
+                logits = tiny_target(torch.tensor([ids])).logits[0, -1]
+            ids.append(int(logits.argmax()))
+        texts.append(ids)
+    return texts
+
+
+def decoded(session):
+    rounds = list(session.play())
+    texts = []
+    for row, prompt in enumerate(PROMPTS):
+        count = 1 + sum(int(r.lengths[row]) + 1 for r in rounds if r.live[row])
+        texts.append(session.history[row, : len(prompt) + min(count, TOKENS)].tolist())
+    return rounds, texts
+
+
+@pytest.mark.parametrize("states", ["true", "predicted", "stale"])
+@pytest.mark.parametrize("plan", ["J0", "J1", "J1-R1", "J3-R1", "J3-R3", "J3-R3n"])
+def test_greedy_text_is_the_targets_whatever_is_drafted(make_models, greedy_text, plan, states):
+    models = make_models()
+    session = Session(models, RoundPlan(parse_plan(plan), states), PROMPTS, TOKENS, seed=0)
+    _, texts = decoded(session)
+    for found, expected in zip(texts, greedy_text, strict=True):
+        assert found == expected[: len(found)]
+        assert len(found) - len(expected) >= -1
+
+
+@pytest.mark.parametrize("jetspec", [{"draft_shift": False}, {"token_input": False}])
+def test_other_heads_decode_the_same_text(make_models, greedy_text, jetspec):
+    models = make_models("absent", **jetspec)
+    _, texts = decoded(Session(models, RoundPlan(RefinePlan(2, 0)), PROMPTS, TOKENS, seed=0))
+    assert [t[:20] for t in texts] == [t[:20] for t in greedy_text]
+
+
+def test_an_exact_adapter_drafts_as_if_the_states_were_true(make_models):
+    models = make_models("exact")
+    for plan in ("J0", "J2-R1", "J4-R4"):
+        played = [
+            decoded(Session(models, RoundPlan(parse_plan(plan), kind), PROMPTS, TOKENS, seed=0))
+            for kind in ("true", "predicted")
+        ]
+        one, other = ([r.lengths.tolist() for r in rounds] for rounds, _ in played)
+        assert one == other
+
+
+def test_refresh_and_replacement_by_an_exact_decoder_accept_every_draft(make_models):
+    """Each refresh fixes at least one more token: g of them leave the target's own block."""
+    models = make_models("exact")
+    plan = RoundPlan(RefinePlan(models.drafts, models.drafts))
+    rounds = list(Session(models, plan, PROMPTS, TOKENS, seed=0).play())
+    assert all((r.lengths[r.live] == models.drafts).all() for r in rounds)
+
+
+def test_exact_scores_are_calibrated_over_rounds(make_models):
+    """At temperature 1 the outcome's expected score equals the expected sum of squared scores.
+
+    With P(k, a) the true law of the outcome, E[P(outcome)] = E[sum P^2]: compared over many rounds
+    with their standard error.
+    """
+    models = make_models("exact")
+    plan = RoundPlan(RefinePlan(1, 1), "predicted", 1.0, collect_evidence=True)
+    differences = []
+    for played in Session(models, plan, PROMPTS * 40, 40, seed=3).play():
+        law = outcome_law(played.evidence.drafts, played.evidence.law)
+        torch.testing.assert_close(law.sum((1, 2)), torch.ones(len(law)), rtol=1e-4, atol=1e-4)
+        rows = torch.arange(len(law))
+        seen = law[rows, played.lengths, played.anchors]
+        differences.append((seen - law.square().sum((1, 2)))[played.live])
+    found = torch.cat(differences)
+    assert len(found) > 1000
+    assert found.mean().abs() < 4 * found.std() / len(found) ** 0.5
+
+
+def test_plan_names():
+    assert parse_plan("J0") == RefinePlan(0, 0)
+    assert parse_plan("J3-R2n") == RefinePlan(3, 2, replace=False)
+    with pytest.raises(ValueError, match="write Jn-Rm"):
+        parse_plan("three")
