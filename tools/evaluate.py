@@ -8,7 +8,7 @@ then one JSON line.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,25 +16,24 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from sglang_jetspec.heads.reference import load_reference_head
-from sglang_jetspec.tools.train.acceptance import (
-    TreeShape,
-    committed_per_round,
-    draft_everywhere,
-)
-from sglang_jetspec.tools.train.answers import Decoding, answer_prompts
-from sglang_jetspec.tools.train.data import Example, prompt_token_ids, read_jsonl
-from sglang_jetspec.tools.train.features import FeatureStore, capture_features
-from sglang_jetspec.tools.train.target import freeze
+from sglang_jetspec.tools.regenerate import regenerate
+from sglang_jetspec.tools.train.acceptance import TreeShape, acceptance_lengths
+from sglang_jetspec.tools.train.data import Prompt, load_examples, read_prompts
+from sglang_jetspec.tools.train.features import capture_features
+from sglang_jetspec.tools.train.generation import Generation
+from sglang_jetspec.tools.train.target import freeze, load_target
+
+LONGEST = 4096  # tokens of a prompt or of a whole conversation
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
     """Measure the committed tokens a round of a head."""
 
-    target: Path
+    target: str
     head: Path
     data: Path
     """Folder with one `<set>.jsonl` a prompt set."""
@@ -48,59 +47,58 @@ class EvaluateConfig:
     """Tree budgets, root included; the chain of the head's depth comes first."""
     width: int = 8
     batch_size: int = 24
+    engine: str = "{}"
+    """JSON object of further `sglang.Engine` arguments."""
 
 
 def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
     """Acceptance length (committed tokens a round, bonus included) by set and tree."""
     head, draft_token_ids = load_reference_head(config.head)
-    model = AutoModelForCausalLM.from_pretrained(config.target, dtype=torch.bfloat16).eval()
-    target = freeze(model, draft_token_ids)
+    answer_sets(config)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_target(config.target, device)
+    target, head = freeze(model, draft_token_ids), head.to(device)
     shapes = [TreeShape(head.config.block_size, 1)]
     shapes += [TreeShape(nodes, config.width) for nodes in config.budgets]
     results: dict[str, dict[str, float]] = {}
+    tokenizer = AutoTokenizer.from_pretrained(config.target)
+    taps = head.config.target_layer_ids
     for name in config.sets:
-        store = greedy_store(config, name, model, head.config.target_layer_ids)
-        rounds: dict[str, list[int]] = {shape.label: [] for shape in shapes}
-        for index, example in enumerate(tqdm(store.examples, desc=f"Drafting {name}")):
-            if len(example.token_ids) - example.prompt_length < 2:
-                continue
-            drafts = draft_everywhere(head, target, draft_token_ids, store, index, config.width)
-            for shape in shapes:
-                rounds[shape.label] += committed_per_round(
-                    drafts, example.token_ids, example.finished, shape
-                )
-        results[name] = {label: sum(r) / max(len(r), 1) for label, r in rounds.items()}
+        prompts = first_turns(config, name)
+        examples = load_examples(prompts, answers_path(config, name), tokenizer, LONGEST)
+        folder = config.cache / f"{set_key(config, name)}-features-{'-'.join(map(str, taps))}"
+        store = capture_features(model, taps, examples, folder)
+        indices = tqdm(range(len(examples)), desc=f"Drafting {name}", unit="answer")
+        results[name] = acceptance_lengths(head, target, draft_token_ids, store, indices, shapes)
     return results
 
 
-def greedy_store(
-    config: EvaluateConfig, name: str, model: torch.nn.Module, taps: tuple[int, ...]
-) -> FeatureStore:
-    """Greedy answers of one set and their features, from the cache when it has them."""
-    key = f"{name}-{config.prompts}x{config.max_new_tokens}"
-    answers = config.cache / f"{key}.jsonl"
-    if not answers.exists():
-        _write_answers(config, name, model, answers)
-    examples = [Example(**row) for row in read_jsonl(answers)]
-    folder = config.cache / f"{key}-features-{'-'.join(map(str, taps))}"
-    return capture_features(config.target, taps, examples, folder)
+def first_turns(config: EvaluateConfig, name: str) -> list[Prompt]:
+    """The first turn of the first prompts of a set."""
+    prompts = read_prompts(config.data / f"{name}.jsonl")[: config.prompts]
+    return [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts]
 
 
-def _write_answers(config: EvaluateConfig, name: str, model: torch.nn.Module, path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(config.target)
-    rows = list(read_jsonl(config.data / f"{name}.jsonl"))[: config.prompts]
-    texts = [row["turns"][0] for row in rows]
-    answers = answer_prompts(
-        model, tokenizer, texts, Decoding(config.max_new_tokens), config.batch_size
+def set_key(config: EvaluateConfig, name: str) -> str:
+    """What the cached answers of a set depend on besides the target."""
+    return f"{name}-{config.prompts}x{config.max_new_tokens}"
+
+
+def answers_path(config: EvaluateConfig, name: str) -> Path:
+    """Where the target's greedy answers to a set are kept."""
+    return config.cache / f"{set_key(config, name)}.jsonl"
+
+
+def answer_sets(config: EvaluateConfig) -> None:
+    """Let the target answer, greedily, what the cache does not hold."""
+    generation = Generation(
+        max_new_tokens=config.max_new_tokens,
+        max_prompt_tokens=LONGEST,
+        batch_size=config.batch_size,
+        engine=config.engine,
     )
-    lines = []
-    for index, answer in tqdm(answers, total=len(texts), desc=f"Answering {name}", unit="prompt"):
-        prompt = prompt_token_ids(tokenizer, texts[index])
-        row = {"id": rows[index]["id"], "source": name, "token_ids": prompt + answer.ids}
-        row |= {"prompt_length": len(prompt), "finished": answer.finished}
-        lines.append(json.dumps(row))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for name in config.sets:
+        regenerate(config.target, first_turns(config, name), answers_path(config, name), generation)
 
 
 def main() -> None:

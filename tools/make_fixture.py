@@ -12,10 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import tyro
-from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from sglang_jetspec.tools.fixture.conversations import conversation
 from sglang_jetspec.tools.fixture.target import (
@@ -25,8 +23,10 @@ from sglang_jetspec.tools.fixture.target import (
     train_target,
     train_tokenizer,
 )
-from sglang_jetspec.tools.train.answers import Decoding, answer_prompts
+from sglang_jetspec.tools.regenerate import regenerate
 from sglang_jetspec.tools.train.config import TrainConfig
+from sglang_jetspec.tools.train.data import Prompt
+from sglang_jetspec.tools.train.generation import Generation
 from sglang_jetspec.tools.train.run import run
 
 BATCH = 64
@@ -59,25 +59,25 @@ def write_answers(config: FixtureConfig, folder: Path) -> tuple[Path, Path]:
 
     End-of-turn is ignored, so the head also learns what follows it.
     """
-    target = config.out / "target"
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(target)
-    model = Qwen3ForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     rng = random.Random(config.seed + 2)
-    torch.manual_seed(config.seed)
-    prompts, answers = folder / "prompts.jsonl", folder / "answers.jsonl"
-    with prompts.open("w") as prompt_file, answers.open("w") as answer_file:
-        for temperature in (0.0, 0.7):
-            texts = [conversation(rng)[0] for _ in range(config.answers // 2)]
-            decoding = Decoding(config.answer_tokens, temperature, ignore_eos=True)
-            replies = answer_prompts(model, tokenizer, texts, decoding, BATCH)
-            for index, answer in tqdm(replies, total=len(texts), desc="Answering", unit="prompt"):
-                identity = f"fixture-{temperature}-{index}"
-                prompt = {"id": identity, "prompt": texts[index]}
-                reply = {"id": identity, "source": "fixture", "license": "Apache-2.0"}
-                reply |= {"finished": answer.finished, "answer_ids": answer.ids}
-                prompt_file.write(json.dumps(prompt) + "\n")
-                answer_file.write(json.dumps(reply) + "\n")
-    return prompts, answers
+    paths = folder / "prompts.jsonl", folder / "answers.jsonl"
+    for temperature in (0.0, 0.7):
+        texts = [conversation(rng)[0] for _ in range(config.answers // 2)]
+        prompts = [
+            Prompt(f"fixture-{temperature}-{i}", (text,), source="fixture")
+            for i, text in enumerate(texts)
+        ]
+        with paths[0].open("a") as file:
+            file.writelines(json.dumps({"id": p.id, "prompt": p.turns[0]}) + "\n" for p in prompts)
+        generation = Generation(
+            temperature=temperature,
+            max_new_tokens=config.answer_tokens,
+            batch_size=BATCH,
+            ignore_eos=True,
+            seed=config.seed,
+        )
+        regenerate(str(config.out / "target"), prompts, paths[1], generation)
+    return paths
 
 
 def make_head(config: FixtureConfig) -> dict[str, object]:
@@ -87,7 +87,7 @@ def make_head(config: FixtureConfig) -> dict[str, object]:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(config.out / "target")
         summary = run(
             TrainConfig(
-                target=config.out / "target",
+                target=str(config.out / "target"),
                 prompts=prompts,
                 answers=answers,
                 out=Path(scratch) / "run",

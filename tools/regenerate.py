@@ -2,80 +2,88 @@
 
     python -m sglang_jetspec.tools.regenerate --target DIR --prompts FILE --out FILE
 
-Reads JSON lines `{id, source, license, prompt}`, appends `{id, source, license, temperature,
-finished, answer_ids}`. Prompts already answered in --out are left out, so it can be interrupted.
+Reads JSON lines `{id, prompt}` or `{id, turns}`, appends `{id, turn, source, license, temperature,
+finished, answer_ids}`. What --out already answers is left out, so it can be killed at any time.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
+import msgspec
 import tyro
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from sglang_jetspec.tools.train.answers import Decoding, answer_prompts
-from sglang_jetspec.tools.train.data import OPEN_LICENSES, prompt_token_ids, read_jsonl
+from sglang_jetspec.tools.train.answers import TargetEngine
+from sglang_jetspec.tools.train.data import (
+    Answer,
+    Prompt,
+    drop_partial_line,
+    next_turn,
+    read_answers,
+    read_prompts,
+)
+from sglang_jetspec.tools.train.generation import Generation
 
 
-@dataclass(frozen=True)
-class RegenerateConfig:
+class RegenerateConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Answer training prompts with the target."""
 
-    target: Path
-    """Hugging Face folder of the target."""
+    target: str
+    """Hugging Face folder or hub id of the target."""
     prompts: Path
-    """JSON lines with `id`, `source`, `license`, `prompt`."""
+    """JSON lines with `id` and `prompt` or `turns`."""
     out: Path
     """JSON lines to append answers to."""
-    temperature: float = 0.0
-    max_new_tokens: int = 256
-    max_prompt_tokens: int = 400
-    """Longer prompts are left out."""
     limit: int | None = None
-    """Answer at most this many prompts."""
-    batch_size: int = 64
-    seed: int = 0
-    licenses: tuple[str, ...] = OPEN_LICENSES
+    """Answer at most the first this many prompts."""
+    licenses: tuple[str, ...] | None = None
+    """Use only prompts whose `license` is one of these."""
+    generation: Generation = msgspec.field(default_factory=Generation)
 
 
-def regenerate(config: RegenerateConfig) -> int:
-    """Append answers to `config.out`; returns how many."""
-    tokenizer = AutoTokenizer.from_pretrained(config.target)
-    rows = _open_rows(config, tokenizer)
-    model = AutoModelForCausalLM.from_pretrained(config.target, dtype=torch.bfloat16).eval()
-    torch.manual_seed(config.seed)
-    decoding = Decoding(config.max_new_tokens, config.temperature)
-    answers = answer_prompts(
-        model, tokenizer, [row["prompt"] for row in rows], decoding, config.batch_size
-    )
-    config.out.parent.mkdir(parents=True, exist_ok=True)
-    with config.out.open("a", encoding="utf-8") as file:
-        for index, answer in tqdm(answers, total=len(rows), desc="Answering", unit="prompt"):
-            row = {key: rows[index][key] for key in ("id", "source", "license")}
-            row |= {"temperature": config.temperature, "finished": answer.finished}
-            file.write(json.dumps(row | {"answer_ids": answer.ids}) + "\n")
-    return len(rows)
+def regenerate(target: str, prompts: Sequence[Prompt], out: Path, generation: Generation) -> int:
+    """Append answers to `out` until every prompt has one for each turn; returns how many are new.
 
+    A conversation also ends at an answer that was cut off or a turn that is too long.
+    """
+    drop_partial_line(out)
+    known = read_answers(out)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    longest = generation.max_prompt_tokens
+    open_prompts = [p for p in prompts if next_turn(p, known, tokenizer, longest)]
+    if not open_prompts:
+        return 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    turns = sum(len(prompt.turns) for prompt in open_prompts)
+    new = 0
+    with (
+        TargetEngine(target, generation) as engine,
+        out.open("a", encoding="utf-8") as file,
+        tqdm(total=turns, desc="Answering", unit="turn") as bar,
+    ):
 
-def _open_rows(config: RegenerateConfig, tokenizer: Any) -> list[dict[str, Any]]:
-    done = {row["id"] for row in read_jsonl(config.out)} if config.out.exists() else set()
-    rows = [
-        row
-        for row in read_jsonl(config.prompts)
-        if row["id"] not in done
-        and row["license"] in config.licenses
-        and len(prompt_token_ids(tokenizer, row["prompt"])) <= config.max_prompt_tokens
-    ]
-    return rows[: config.limit]
+        def write(prompt: Prompt, turn: int, answer: Answer) -> None:
+            nonlocal new
+            row = {"id": prompt.id, "turn": turn, "source": prompt.source}
+            row |= {"license": prompt.license, "temperature": generation.temperature}
+            row |= {"finished": answer.finished, "answer_ids": answer.ids}
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            new += 1
+            bar.update()
+
+        engine.answer(open_prompts, known, write)
+    return new
 
 
 def main() -> None:
     """Answer and print the number of new rows as one JSON line."""
     config = tyro.cli(RegenerateConfig)
-    print(json.dumps({"answers": regenerate(config), "out": str(config.out)}))
+    prompts = read_prompts(config.prompts, config.licenses)[: config.limit]
+    new = regenerate(config.target, prompts, config.out, config.generation)
+    print(json.dumps({"answers": new, "out": str(config.out)}))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tyro
 
 from sglang_jetspec.tools.bench.config import BenchConfig
 from sglang_jetspec.tools.train.config import TrainConfig
+from sglang_jetspec.tools.train.config import parse as parse_training
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,15 @@ Command = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; a refused option or a failed run is one line on stderr and code 2."""
     try:
+        arguments = sys.argv[1:] if argv is None else list(argv)
+        if arguments[:1] == ["train"]:  # reads a file of options as well
+            run(parse_training(arguments[1:]))
+            return
         command, others = tyro.cli(
             Command,
             prog="jetspec",
             description="JetSpec speculative decoding for SGLang.",
-            args=argv,
+            args=arguments,
             return_unknown_args=True,
         )
         if others and not isinstance(command, Serve):

@@ -18,7 +18,7 @@ import torch
 import tyro
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from sglang_jetspec.foresight.adapter import (
     Adapter,
@@ -43,10 +43,11 @@ from sglang_jetspec.tools.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from sglang_jetspec.tools.train.data import is_held_out, load_examples
+from sglang_jetspec.tools.train.data import is_held_out, load_examples, read_prompts
 from sglang_jetspec.tools.train.features import capture_features
+from sglang_jetspec.tools.train.log import RunLog, Step
 from sglang_jetspec.tools.train.loop import learning_rate, make_optimizer
-from sglang_jetspec.tools.train.target import tap_scales
+from sglang_jetspec.tools.train.target import load_target, tap_scales
 
 TAP_SAMPLE = 2048
 HELD_OUT_BATCHES = 4
@@ -61,11 +62,15 @@ class AdapterTrainConfig:
     head: Path
     """The draft head: its captured layers and block size."""
     prompts: Path
-    """JSON lines with `id` and `prompt`."""
+    """JSON lines with `id` and `prompt` or `turns`."""
     answers: Path
-    """JSON lines with `id`, `answer_ids`, `finished`, `license`, `source`."""
+    """JSON lines with `id`, `turn`, `answer_ids`, `finished`."""
     out: Path
     """Folder for features, checkpoints and the log; keep it outside the repository."""
+    max_sequence_tokens: int = 3072
+    """Longer conversations are cut. Paper: 3072."""
+    features_dir: Path | None = None
+    """Where captured features are kept, OUT/features if left out; runs on the same data share."""
     layers_per_module: tuple[int, ...] | None = None
     """Decoder layers of each module; the default gives deeper modules more, twelve in five."""
     kappa: float = 0.5
@@ -73,6 +78,7 @@ class AdapterTrainConfig:
     kl_weight: float = 1.0
     """Weight of the KL through the decoder beside the state regression."""
     steps: int = 2000
+    """Optimiser steps."""
     sequences_per_step: int = 8
     anchors_per_sequence: int = 8
     learning_rate: float = 3e-4
@@ -88,7 +94,6 @@ class AdapterTrainConfig:
     keep_checkpoints: int = 2
     log_every: int = 20
     seed: int = 0
-    licenses: tuple[str, ...] = ("MIT", "Apache-2.0", "CC-BY-4.0")
 
 
 class AdapterRun:
@@ -97,17 +102,18 @@ class AdapterRun:
     def __init__(self, config: AdapterTrainConfig) -> None:
         self.config = config
         tokenizer = AutoTokenizer.from_pretrained(config.target)
-        examples = load_examples(config.prompts, config.answers, tokenizer, config.licenses)
+        limit = config.max_sequence_tokens
+        examples = load_examples(read_prompts(config.prompts), config.answers, tokenizer, limit)
         head = load_head_config(config.head)
         taps = head.target_layer_ids
-        features = config.out / "features"
-        store = capture_features(config.target, taps, examples, features, config.device)
-        model: Any = AutoModelForCausalLM.from_pretrained(config.target, dtype=torch.float32)
+        model: Any = load_target(str(config.target), torch.device(config.device))
+        features = config.features_dir or config.out / "features"
+        store = capture_features(model, taps, examples, features)
+        model = model.float().cpu()
         layers = config.layers_per_module or default_layers(taps)
         shape = AdapterConfig(LayerShape.of_target(model), taps, layers)
         torch.manual_seed(config.seed)
-        sample = store.taps[torch.randint(store.offsets[-1], (TAP_SAMPLE,))]
-        self.scales = tap_scales(sample).to(config.device)
+        self.scales = tap_scales(store.sample_taps(TAP_SAMPLE)).to(config.device)
         self.adapter: Adapter = initial_adapter(shape, model).to(config.device)
         self.decoder = TargetSlice.of_target(model, taps[-1] + 1).to(config.device)
         self.embedding = model.get_input_embeddings().weight.detach().to(config.device)
@@ -130,7 +136,7 @@ class AdapterRun:
         """The training batch of `step`."""
         return self._batch(self.train_rows, self.config.seed, step)
 
-    def held_out(self) -> dict[str, float]:
+    def held_out(self) -> Step:
         """Mean loss, agreement and cosine over a fixed sample of held-out blocks."""
         size = self.config.sequences_per_step
         steps = min(HELD_OUT_BATCHES, len(self.held_out_rows) // size)
@@ -148,7 +154,7 @@ class AdapterRun:
         return self.source.sample(picked, config.anchors_per_sequence, seed, step).to(config.device)
 
 
-def measurements(loss: AdapterLoss) -> dict[str, float]:
+def measurements(loss: AdapterLoss) -> Step:
     """What is logged of a batch."""
     layers = {f"cosine_distance_{i}": value for i, value in enumerate(loss.cosine.tolist())}
     return {
@@ -162,22 +168,28 @@ def measurements(loss: AdapterLoss) -> dict[str, float]:
 def train(state: AdapterRun) -> Progress:
     """Train from the newest checkpoint in the run's folder on."""
     config, adapter, progress = state.config, state.adapter, Progress()
+    recent: list[Step] = []
     optimizer = make_optimizer(adapter, config)
     if found := list_checkpoints(config.out):
         saved = load_checkpoint(found[-1])
         adapter.load_state_dict(saved["adapter"])
         optimizer.load_state_dict(saved["optimizer"])
         progress = Progress(saved["step"], saved["seconds"])
+        recent = saved["recent"]
+    log = RunLog(config.out / "log.jsonl", recent)
+    log.rewind(progress.step)
 
     def save() -> None:
-        states = {"adapter": adapter.state_dict(), "optimizer": optimizer.state_dict()}
+        states = {
+            "adapter": adapter.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "recent": log.recent,
+        }
         save_checkpoint(config.out, progress, states, config.keep_checkpoints)
 
     begun = time.perf_counter() - progress.seconds
-    last_saved, recent = time.perf_counter(), []
-    log = (config.out / "log.jsonl").open("a", buffering=1)
-    bar = tqdm(total=config.steps, initial=progress.step, desc="Training", unit="step")
-    with log, bar:
+    last_saved = time.perf_counter()
+    with tqdm(total=config.steps, initial=progress.step, desc="Training", unit="step") as bar:
         while progress.step < config.steps:
             rate = learning_rate(config, progress.step / config.steps)
             for group in optimizer.param_groups:
@@ -187,20 +199,18 @@ def train(state: AdapterRun) -> Progress:
             nn.utils.clip_grad_norm_(adapter.parameters(), config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            recent.append(measurements(loss))
+            log.recent.append({"lr": rate, **measurements(loss)})
             progress.step += 1
             progress.seconds = time.perf_counter() - begun
             bar.update()
             if progress.step % config.log_every == 0:
-                means = {key: sum(r[key] for r in recent) / len(recent) for key in recent[0]}
-                bar.set_postfix(loss=f"{means['loss']:.3f}", agree=f"{means['agreement']:.3f}")
-                log.write(json.dumps({"step": progress.step, "lr": rate, **means}) + "\n")
-                recent.clear()
+                means = log.write_average(progress)
+                bar.set_postfix({key: round(means[key], 3) for key in ("loss", "agreement")})
             if time.perf_counter() - last_saved > config.checkpoint_minutes * 60:
                 save()
                 last_saved = time.perf_counter()
         save()
-        log.write(json.dumps({"step": progress.step, **state.held_out()}) + "\n")
+        log.write(progress, state.held_out())
     return progress
 
 

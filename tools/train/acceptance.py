@@ -1,9 +1,11 @@
-"""Acceptance length of a head on greedy text, without running a server.
+"""Acceptance length of a head on the target's own answers, without running a server.
 
-Greedy decoding fixes the text, so every round can be played against it: the head drafts at each
-position of the answer, and a round starting there commits what the text confirms.
+An answer fixes the text, so every round can be played against it: the head drafts at each position
+of the answer, and a round starting there commits what the text confirms. For an answer that was
+sampled this is the acceptance of a server that verifies drafts against the target's samples.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.block_inputs import block_inputs
-from sglang_jetspec.tools.train.features import FeatureStore
+from sglang_jetspec.tools.train.features import Features
 from sglang_jetspec.tools.train.target import FrozenTarget
 from sglang_jetspec.trees import best_first_tree, max_nodes
 from sglang_jetspec.verification import accept
@@ -45,33 +47,39 @@ def draft_everywhere(
     head: JetSpecHead,
     target: FrozenTarget,
     draft_token_ids: Tensor | None,
-    store: FeatureStore,
+    features: Features,
     index: int,
     width: int,
+    scales: Tensor | None = None,
     blocks: int = 64,
 ) -> Candidates:
-    """Drafts of `head` (reading raw taps) anchored at every answer token of example `index`."""
-    example, start = store.examples[index], store.offsets[index]
-    ids = torch.tensor(example.token_ids)
-    anchors = torch.arange(example.prompt_length, len(ids) - 1)
+    """Drafts of `head` anchored at every answer token of example `index`.
+
+    `scales` [T*H] divide the tapped states of a head in training; an exported one reads raw taps.
+    """
+    example, device = features.examples[index], head.fc.weight.device
+    ids = torch.tensor(example.token_ids, device=device)
+    anchors = torch.arange(example.prompt_length, len(ids) - 1, device=device)
     dtype = head.fc.weight.dtype
-    context = head.fuse(store.taps[start : start + len(ids)].to(dtype))[None]
+    (states,) = features.fetch([index])
+    taps = states.taps if scales is None else states.taps / scales
+    context = head.fuse(taps.to(device, dtype))[None]
     size = head.config.block_size
     inputs, generator = block_inputs(head.config), torch.Generator().manual_seed(index)
     tokens, logprobs = [], []
     for part in anchors.split(blocks):
-        rows, _ = inputs.fill(ids, part, size, generator)
-        embedded = F.embedding(rows.view(1, -1), target.embedding).to(dtype)
+        rows, _ = inputs.fill(ids.cpu(), part.cpu(), size, generator)
+        embedded = F.embedding(rows.view(1, -1).to(device), target.embedding).to(dtype)
         hidden = head(embedded, part[None], context)[0].unflatten(0, (-1, size))
         hidden = hidden[:, :-1] if head.config.draft_shift else hidden[:, 1:]
         logits = F.linear(hidden, target.draft_lm_head.to(dtype)).float()
         best = logits.log_softmax(-1).topk(width, dim=-1)
         chosen = best.indices
         if draft_token_ids is not None:
-            chosen = draft_token_ids.long()[chosen]
+            chosen = draft_token_ids.long().to(device)[chosen]
         tokens.append(chosen)
         logprobs.append(best.values)
-    return Candidates(anchors, torch.cat(tokens), torch.cat(logprobs))
+    return Candidates(anchors.cpu(), torch.cat(tokens).cpu(), torch.cat(logprobs).cpu())
 
 
 def committed_per_round(
@@ -103,3 +111,27 @@ def committed_per_round(
         rounds.append(step)
         position += step
     return rounds
+
+
+def acceptance_lengths(
+    head: JetSpecHead,
+    target: FrozenTarget,
+    draft_token_ids: Tensor | None,
+    features: Features,
+    indices: Iterable[int],
+    shapes: Sequence[TreeShape],
+    scales: Tensor | None = None,
+) -> dict[str, float]:
+    """Committed tokens a round, bonus included, by tree over the answers `indices`."""
+    rounds: dict[str, list[int]] = {shape.label: [] for shape in shapes}
+    width = max(shape.width for shape in shapes)
+    for index in indices:
+        example = features.examples[index]
+        if len(example.token_ids) - example.prompt_length < 2:
+            continue
+        drafts = draft_everywhere(head, target, draft_token_ids, features, index, width, scales)
+        for shape in shapes:
+            rounds[shape.label] += committed_per_round(
+                drafts, example.token_ids, example.finished, shape
+            )
+    return {label: sum(steps) / max(len(steps), 1) for label, steps in rounds.items()}

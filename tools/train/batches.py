@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_jetspec.tools.train.block_inputs import BlockInputs
 from sglang_jetspec.tools.train.data import Example
-from sglang_jetspec.tools.train.features import FeatureStore
+from sglang_jetspec.tools.train.features import Features
 
 POOL_STEPS = 16  # steps whose sequences are sorted by length together, so that padding stays small
 
@@ -24,10 +24,11 @@ class Batch:
     taps: Tensor  # [B,C,T*H] bf16, scaled and zero-padded
     anchors: Tensor  # [B,A] int64 positions
     inputs: Tensor  # [B,A,block_size] int64 ids of the rows, the anchor first
+    tokens: Tensor  # [B,A,block_size] int64: the text, -1 past its end
     finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each slot's token
     supervised: Tensor  # [B,A,block_size] bool: slots with a known target distribution
 
-    def to(self, device: str) -> "Batch":
+    def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
         tensors = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
         return Batch(**tensors)
@@ -52,45 +53,59 @@ def pick_examples(
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Draws blocks from captured features; `scales` [T*H] divide the tapped states."""
+    """Draws blocks from target features; `scales` [T*H] divide the tapped states."""
 
-    store: FeatureStore
+    features: Features
     scales: Tensor
     block_size: int
     inputs: BlockInputs
 
-    def sample(self, picked: Sequence[int], anchors: int, seed: int, step: int) -> Batch:
-        """Blocks at `anchors` uniformly drawn answer positions of every picked example."""
-        generator = _generator(seed + 1, step)
-        examples = [self.store.examples[i] for i in picked]
-        positions = [draw_anchors(example, anchors, generator) for example in examples]
-        return self.assemble(picked, torch.stack(positions), generator)
+    def sample(
+        self, picked: Sequence[int], anchors: int, seed: int, step: int, share: slice = slice(None)
+    ) -> Batch:
+        """Blocks at `anchors` uniformly drawn answer positions of every picked example.
 
-    def assemble(self, picked: Sequence[int], anchors: Tensor, generator: torch.Generator) -> Batch:
-        """Features and targets of blocks at `anchors` [B,A] of the picked examples."""
-        store = self.store
-        taps = torch.zeros(len(picked), int(anchors.max()), store.tap_width)
-        finals, supervised, inputs = [], [], []
-        for row, i in enumerate(picked):
-            example, start = store.examples[i], store.offsets[i]
+        `share` selects this process's part of the picked examples; the draw depends on all.
+        """
+        generator = _generator(seed + 1, step)
+        examples = [self.features.examples[i] for i in picked]
+        positions = [draw_anchors(example, anchors, generator) for example in examples]
+        drawn = torch.stack(positions)
+        filled = self.fill(picked, drawn, generator)
+        return self.assemble(picked[share], drawn[share], filled[share])
+
+    def fill(
+        self, picked: Sequence[int], anchors: Tensor, generator: torch.Generator
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What the rows of each example's blocks hold; see `BlockInputs.fill`."""
+        texts = (torch.tensor(self.features.examples[i].token_ids) for i in picked)
+        return [
+            self.inputs.fill(text, row, self.block_size, generator)
+            for text, row in zip(texts, anchors, strict=True)
+        ]
+
+    def assemble(
+        self, picked: Sequence[int], anchors: Tensor, filled: list[tuple[Tensor, Tensor]]
+    ) -> Batch:
+        """Features and targets of blocks at `anchors` [B,A], filled by `fill`."""
+        width = len(self.scales)
+        taps = torch.zeros(len(picked), int(anchors.max()), width, dtype=torch.bfloat16)
+        finals, supervised, tokens = [], [], []
+        for row, (i, states) in enumerate(zip(picked, self.features.fetch(picked), strict=True)):
+            example = self.features.examples[i]
             length, visible = len(example.token_ids), int(anchors[row].max())
-            taps[row, :visible] = store.taps[start : start + visible] / self.scales
+            taps[row, :visible] = states.taps[:visible] / self.scales
             predicted = anchors[row][:, None] + torch.arange(self.block_size)
             # The state at the last token predicts one more token unless the answer ended there.
             known = predicted < length + (not example.finished)
             known[:, 0] = False  # the anchor row predicts nothing
-            text = torch.tensor(example.token_ids)
-            ids, hidden = self.inputs.fill(text, anchors[row], self.block_size, generator)
-            inputs.append(ids)
-            supervised.append(known & hidden)
-            finals.append(store.finals[start + (predicted - 1).clamp(max=length - 1)])
-        return Batch(
-            taps.to(torch.bfloat16),
-            anchors,
-            torch.stack(inputs),
-            torch.stack(finals),
-            torch.stack(supervised),
-        )
+            supervised.append(known & filled[row][1])
+            finals.append(states.finals[(predicted - 1).clamp(max=length - 1)])
+            text = torch.tensor(example.token_ids)[predicted.clamp(max=length - 1)]
+            tokens.append(text.where(predicted < length, -1))
+        inputs = torch.stack([ids for ids, _ in filled])
+        stacked = (torch.stack(part) for part in (tokens, finals, supervised))
+        return Batch(taps, anchors, inputs, *stacked)
 
 
 def draw_anchors(example: Example, count: int, generator: torch.Generator) -> Tensor:

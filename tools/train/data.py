@@ -1,25 +1,49 @@
-"""Read prompts and regenerated answers into token sequences.
+"""Prompts and answers as token sequences.
 
-Prompts: JSON lines `{id, prompt, ...}`. Answers: JSON lines `{id, answer_ids, finished, license,
-source, ...}`, the target's own token ids for the prompt given as one user turn.
+Prompts: JSON lines `{id, prompt}` or `{id, turns: [...]}`, optionally with `system`, `source`,
+`license` and a corpus reply, `answer` (one turn) or `answers` (one a turn); other keys are ignored.
+Answers: JSON lines `{id, turn, answer_ids, finished}`, the target's own token ids for that turn of
+the prompt; `turn` counts from 0 and may be left out for single turns.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-OPEN_LICENSES = ("MIT", "Apache-2.0", "CC-BY-4.0")
+
+@dataclass(frozen=True)
+class Prompt:
+    """One task: what the user says, turn by turn."""
+
+    id: str
+    turns: tuple[str, ...]
+    system: str | None = None
+    source: str = ""
+    license: str | None = None
+    replies: tuple[str, ...] = ()  # corpus replies, one a turn or none at all
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`finished` tells whether `ids` ended by itself, its end-of-turn token included."""
+
+    ids: list[int]
+    finished: bool
+
+    def text(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """What later turns of the conversation show of this answer."""
+        return str(tokenizer.decode(self.ids, skip_special_tokens=True))
 
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation: `token_ids` = chat-templated prompt, then the answer."""
+    """One answered turn: `token_ids` = chat-templated conversation so far, then the answer."""
 
     id: str
     source: str
@@ -38,47 +62,163 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"{path}, line {number}: {error}") from error
 
 
-def prompt_token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Ids of `prompt` as one user turn, thinking off, generation prompt included."""
+def drop_partial_line(path: Path) -> None:
+    """Cut off what a killed writer left after the last complete line of `path`, if it exists."""
+    if path.exists():
+        data = path.read_bytes()
+        if not data.endswith(b"\n"):
+            with path.open("rb+") as file:
+                file.truncate(data.rfind(b"\n") + 1)
+
+
+def read_prompts(path: Path, licenses: Sequence[str] | None = None) -> list[Prompt]:
+    """Prompts of `path`; with `licenses`, only those under one of them.
+
+    Raises ValueError for a row without text, for an id that occurs twice and when nothing is left.
+    """
+    prompts: dict[str, Prompt] = {}
+    for number, row in enumerate(read_jsonl(path), start=1):
+        if licenses is not None and row.get("license") not in licenses:
+            continue
+        prompt = _prompt(row, f"{path}, line {number}")
+        if prompt.id in prompts:
+            raise ValueError(f"{path}, line {number}: id {prompt.id!r} occurs twice")
+        prompts[prompt.id] = prompt
+    if not prompts:
+        raise ValueError(f"no prompt in {path} has one of the licences {licenses}")
+    return list(prompts.values())
+
+
+def _prompt(row: dict[str, Any], where: str) -> Prompt:
+    turns = row.get("turns") or [row.get("prompt")]
+    if "id" not in row or not all(isinstance(turn, str) and turn for turn in turns):
+        raise ValueError(f"{where}: needs `id` and either `prompt` (text) or `turns` (texts)")
+    replies = row.get("answers") or [row.get("answer")]
+    has_replies = len(replies) == len(turns) and all(isinstance(r, str) for r in replies)
+    return Prompt(
+        id=str(row["id"]),
+        turns=tuple(turns),
+        system=row.get("system"),
+        source=row.get("source") or row.get("task") or "",
+        license=row.get("license"),
+        replies=tuple(replies) if has_replies else (),
+    )
+
+
+def chat_token_ids(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, earlier: Sequence[str] = ()
+) -> list[int]:
+    """Ids of the conversation up to the turn after the `earlier` answers.
+
+    Thinking is off (as the published heads were trained); the generation prompt is included.
+    """
+    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    for turn, text in enumerate(prompt.turns[: len(earlier) + 1]):
+        messages.append({"role": "user", "content": text})
+        if turn < len(earlier):
+            messages.append({"role": "assistant", "content": earlier[turn]})
     ids: list[int] = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}],
-        add_generation_prompt=True,
-        enable_thinking=False,
-        return_dict=False,
+        messages, add_generation_prompt=True, enable_thinking=False, return_dict=False
     )
     return ids
 
 
+def read_answers(path: Path) -> dict[tuple[str, int], Answer]:
+    """Answers of `path` by prompt id and turn; none when it does not exist."""
+    rows = read_jsonl(path) if path.exists() else ()
+    return {
+        (str(row["id"]), row.get("turn", 0)): Answer(row["answer_ids"], row["finished"])
+        for row in rows
+    }
+
+
+def next_turn(
+    prompt: Prompt,
+    known: Mapping[tuple[str, int], Answer],
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_tokens: int,
+) -> tuple[int, list[int]] | None:
+    """The first turn that `known` has no answer to and its token ids; None at the end.
+
+    A conversation also ends at an answer that was cut off and at a turn that is too long.
+    """
+    earlier: list[str] = []
+    for turn in range(len(prompt.turns)):
+        answer = known.get((prompt.id, turn))
+        if answer is None:
+            ids = chat_token_ids(tokenizer, prompt, earlier)
+            return (turn, ids) if len(ids) <= max_prompt_tokens else None
+        if not answer.finished:
+            return None
+        earlier.append(answer.text(tokenizer))
+    return None
+
+
 def load_examples(
-    prompts: Path,
+    prompts: Sequence[Prompt],
     answers: Path,
     tokenizer: PreTrainedTokenizerBase,
-    licenses: tuple[str, ...] = OPEN_LICENSES,
+    max_tokens: int,
 ) -> list[Example]:
-    """Join answers with their prompts; rows under other licences are left out.
+    """Join regenerated answers with their prompts, in the answers' order.
 
-    Raises ValueError when an answer has no prompt or nothing is left.
+    Raises ValueError when an answer's earlier turns are missing or nothing is left.
     """
-    texts = {row["id"]: row["prompt"] for row in read_jsonl(prompts)}
+    by_id = {prompt.id: prompt for prompt in prompts}
+    known = read_answers(answers)
     examples = []
-    for row in read_jsonl(answers):
-        if row["license"] not in licenses or not row["answer_ids"]:
+    for (key, turn), answer in known.items():
+        if key not in by_id or not answer.ids:
             continue
-        if row["id"] not in texts:
-            raise ValueError(f"answer id {row['id']!r} has no prompt in {prompts}")
-        prompt = prompt_token_ids(tokenizer, texts[row["id"]])
-        examples.append(
-            Example(
-                id=row["id"],
-                source=row["source"],
-                token_ids=prompt + row["answer_ids"],
-                prompt_length=len(prompt),
-                finished=row["finished"],
-            )
-        )
-    if not examples:
-        raise ValueError(f"no answer in {answers} has one of the licences {licenses}")
-    return examples
+        missing = [earlier for earlier in range(turn) if (key, earlier) not in known]
+        if missing:
+            raise ValueError(f"{answers}: {key!r} has turn {turn} but not turn {missing[0]}")
+        earlier = [known[key, before].text(tokenizer) for before in range(turn)]
+        examples.append(_example(by_id[key], earlier, answer, tokenizer, max_tokens))
+    return _some(examples, f"no answer in {answers} belongs to one of the prompts")
+
+
+def corpus_examples(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> list[Example]:
+    """Examples whose answers are the prompts' own `answer` or `answers`.
+
+    Raises ValueError when no prompt has any.
+    """
+    examples = []
+    for prompt in prompts:
+        for turn, reply in enumerate(prompt.replies):
+            ids = tokenizer.encode(reply, add_special_tokens=False)
+            answer = Answer([*ids, tokenizer.eos_token_id], finished=True)
+            earlier = prompt.replies[:turn]
+            examples.append(_example(prompt, earlier, answer, tokenizer, max_tokens))
+    return _some(examples, "no prompt has an `answer` or as many `answers` as `turns`")
+
+
+def _example(
+    prompt: Prompt,
+    earlier: Sequence[str],
+    answer: Answer,
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+) -> Example:
+    context = chat_token_ids(tokenizer, prompt, earlier)
+    ids = [*context, *answer.ids]
+    return Example(
+        id=prompt.id,
+        source=prompt.source,
+        token_ids=ids[:max_tokens],
+        prompt_length=len(context),
+        finished=answer.finished and len(ids) <= max_tokens,
+    )
+
+
+def _some(examples: list[Example], otherwise: str) -> list[Example]:
+    # A block needs an anchor in the answer and a token after it.
+    kept = [e for e in examples if len(e.token_ids) - e.prompt_length >= 2]
+    if not kept:
+        raise ValueError(otherwise)
+    return kept
 
 
 def is_held_out(example_id: str, share: float, salt: str = "jetspec") -> bool:

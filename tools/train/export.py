@@ -15,7 +15,9 @@ from sglang_jetspec.heads.format import (
     load_head_config,
     parse_head_config,
 )
+from sglang_jetspec.tools.train.card import write_card
 from sglang_jetspec.tools.train.checkpoint import load_checkpoint
+from sglang_jetspec.tools.train.provenance import RUN_FILE
 
 
 def raw_config(config: HeadConfig) -> dict[str, Any]:
@@ -59,6 +61,11 @@ def published_weights(weights: dict[str, Tensor], scales: Tensor) -> dict[str, T
     return {**weights, "fc.weight": weights["fc.weight"] / scales}
 
 
+def trainable_weights(weights: dict[str, Tensor], scales: Tensor) -> dict[str, Tensor]:
+    """The inverse of `published_weights`."""
+    return {**weights, "fc.weight": weights["fc.weight"] * scales}
+
+
 def export_details(
     config: HeadConfig, scales: Tensor, draft_token_ids: Tensor | None
 ) -> dict[str, Any]:
@@ -71,12 +78,14 @@ def export_details(
 
 
 def export_checkpoint(checkpoint: Path, folder: Path) -> None:
-    """Export a training checkpoint, finished or not."""
+    """Export a training checkpoint, finished or not, with its run's model card and `run.json`."""
     state = load_checkpoint(checkpoint)
     details = state["export"]
     config = parse_head_config(json.loads(details["config"]))
     weights = published_weights(state["head"], details["scales"])
     export_head(weights, config, details["draft_token_ids"], folder)
+    if (checkpoint.parent / RUN_FILE).exists():
+        write_card(checkpoint.parent, folder, config, state["step"])
 
 
 def export_head(

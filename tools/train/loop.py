@@ -1,18 +1,15 @@
-"""The optimisation loop: resumable, with a schedule by steps or by wall clock."""
+"""The optimisation loop: resumable, on one device or several, by steps or by wall clock."""
 
-import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from accelerate import Accelerator
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.batches import Batch
 from sglang_jetspec.tools.train.checkpoint import (
     Progress,
@@ -21,22 +18,23 @@ from sglang_jetspec.tools.train.checkpoint import (
     save_checkpoint,
 )
 from sglang_jetspec.tools.train.config import TrainConfig
-from sglang_jetspec.tools.train.loss import block_loss, chain_acceptance
-from sglang_jetspec.tools.train.target import FrozenTarget
+from sglang_jetspec.tools.train.log import RunLog, Step
+from sglang_jetspec.tools.train.loss import BlockLoss, BlockModel, chain_acceptance
+
+SHOWN = ("loss", "chain_acceptance", "grad_norm")
 
 
 def learning_rate(config: TrainConfig, progress: float) -> float:
-    """Linear warm-up, then cosine to zero, at `progress` in [0, 1]."""
+    """Linear warm-up, then the configured course, at `progress` in [0, 1]."""
     if progress < config.warmup_share:
         return config.learning_rate * progress / config.warmup_share
-    rest = (progress - config.warmup_share) / (1 - config.warmup_share)
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(rest, 1.0)))
-
-
-def autocast(config: TrainConfig) -> AbstractContextManager[None]:
-    """bf16 autocast on the run's device, if the run uses it."""
-    device = torch.device(config.device).type
-    return torch.autocast(device, dtype=torch.bfloat16, enabled=config.bf16)
+    rest = (min(progress, 1.0) - config.warmup_share) / max(1 - config.warmup_share, 1e-9)
+    share = {
+        "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
+        "linear": 1 - rest,
+        "constant": 1.0,
+    }
+    return config.learning_rate * share[config.schedule]
 
 
 def make_optimizer(head: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -50,125 +48,137 @@ def make_optimizer(head: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
-def train(
-    head: JetSpecHead,
-    target: FrozenTarget,
-    config: TrainConfig,
-    batch_at: Callable[[int], Batch],
-    held_out: list[Batch],
-    attachments: dict[str, Any],
-) -> Progress:
-    """Train `head` in place, resuming from the newest checkpoint in `config.out`.
+class Trainer:
+    """Trains the head of `model` in place, from the newest checkpoint in the run's folder on.
 
-    Every checkpoint also holds `attachments`.
+    Every checkpoint also holds `attachments`. With several processes each computes its share of a
+    step's batch, and the update is that of the whole batch.
     """
-    optimizer = make_optimizer(head, config)
-    progress = Progress()
-    if found := list_checkpoints(config.out):
-        state = load_checkpoint(found[-1])
-        head.load_state_dict(state["head"])
-        optimizer.load_state_dict(state["optimizer"])
-        progress = Progress(state["step"], state["seconds"])
-    begun = time.perf_counter() - progress.seconds
-    saved = time.perf_counter()
-    log = RunLog(config.out / "log.jsonl")
-    budget = config.minutes * 60 if config.minutes else math.inf
-    with tqdm(total=config.steps, initial=progress.step, desc="Training", unit="step") as bar:
-        while progress.step < config.steps and progress.seconds < budget:
-            share = max(progress.step / config.steps, progress.seconds / budget)
-            rate = learning_rate(config, share)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            torch.manual_seed(config.seed + progress.step)  # dropout of a resumed run repeats
-            log.add(train_step(head, target, config, optimizer, batch_at(progress.step)))
-            progress.step += 1
-            progress.seconds = time.perf_counter() - begun
-            bar.update()
-            if progress.step % config.log_every == 0:
-                bar.set_postfix(log.write(progress, rate))
-            if time.perf_counter() - saved > config.checkpoint_minutes * 60:
-                _save(head, optimizer, config, progress, attachments)
-                log.write_held_out(progress, evaluate(head, target, config, held_out))
-                saved = time.perf_counter()
-    _save(head, optimizer, config, progress, attachments)
-    log.write_held_out(progress, evaluate(head, target, config, held_out))
-    return progress
 
+    def __init__(
+        self,
+        model: BlockModel,
+        config: TrainConfig,
+        accelerator: Accelerator,
+        attachments: dict[str, Any],
+    ) -> None:
+        self.config, self.accelerator, self.attachments = config, accelerator, attachments
+        self.head = model.head
+        self.model = accelerator.prepare_model(model)
+        self.optimizer = make_optimizer(self.head, config)
+        self.progress = Progress()
+        recent: list[Step] = []
+        if found := list_checkpoints(config.out):
+            state = load_checkpoint(found[-1])
+            self.head.load_state_dict(state["head"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.progress = Progress(state["step"], state["seconds"])
+            recent = state["recent"]
+        self.log = RunLog(config.out / "log.jsonl", recent)
 
-def train_step(
-    head: JetSpecHead,
-    target: FrozenTarget,
-    config: TrainConfig,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-) -> dict[str, float]:
-    """One update; returns the step's loss, gradient norm and greedy chain acceptance."""
-    head.train()
-    with autocast(config):
-        loss = block_loss(head, target, batch)
-    loss.kl.backward()
-    norm = nn.utils.clip_grad_norm_(head.parameters(), config.max_grad_norm)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    acceptance = chain_acceptance(loss.matches).float().mean()
-    return {
-        "kl": loss.kl.item(),
-        "grad_norm": float(norm),
-        "chain_acceptance": acceptance.item(),
-        "blocks": batch.anchors.numel(),
-    }
+    def train(
+        self, batch_at: Callable[[int], Batch], evaluate: Callable[[], Step] | None
+    ) -> Progress:
+        """Run the remaining steps; the main process alone logs, evaluates and saves."""
+        config, progress = self.config, self.progress
+        main = self.accelerator.is_main_process
+        if main:
+            self.log.rewind(progress.step)
+        first = progress.step
+        begun = time.perf_counter() - progress.seconds
+        saved = time.perf_counter()
+        with tqdm(
+            total=config.steps,
+            initial=progress.step,
+            desc="Training",
+            unit="step",
+            disable=not main,
+        ) as bar:
+            while not self._over():
+                measured = self.step(batch_at(progress.step))
+                progress.step += 1
+                progress.seconds = time.perf_counter() - begun
+                bar.update()
+                if not main:
+                    continue
+                self.log.recent.append(measured)
+                if progress.step % config.log_every == 0:
+                    means = self.log.write_average(progress)
+                    bar.set_postfix({key: round(means[key], 3) for key in SHOWN})
+                if evaluate and progress.step % config.evaluate_every == 0:
+                    self.log.write(progress, evaluate())
+                if time.perf_counter() - saved > config.checkpoint_minutes * 60:
+                    self._save()
+                    saved = time.perf_counter()
+        if main and (progress.step > first or not list_checkpoints(config.out)):
+            if evaluate and progress.step % config.evaluate_every:
+                self.log.write(progress, evaluate())
+            self._save()
+        return progress
+
+    def step(self, batch: Batch) -> Step:
+        """One update; returns its measurements over all processes' batches."""
+        config, step = self.config, self.progress.step
+        rate = learning_rate(config, max(step / max(config.steps, 1), self._spent()))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        # Dropout of a resumed run repeats; processes drop different values.
+        torch.manual_seed(config.seed + step + 1_000_003 * self.accelerator.process_index)
+        self.model.train()
+        loss: BlockLoss = self.model(batch)
+        sums = self.accelerator.reduce(batch_sums(loss, batch), "sum")
+        measured = averages(sums)
+        # Processes' gradients are averaged: scaled like this they are the whole batch's.
+        (loss.total * self.accelerator.num_processes / sums[2]).backward()
+        norm = nn.utils.clip_grad_norm_(self.head.parameters(), config.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {**measured, "lr": rate, "grad_norm": float(norm)}
+
+    def _over(self) -> bool:
+        """Whether the steps are done or any process has used up the wall-clock budget."""
+        spent = torch.tensor(self._spent(), device=self.accelerator.device)
+        if self.config.minutes and self.accelerator.num_processes > 1:
+            spent = self.accelerator.reduce(spent, "mean")
+        return self.progress.step >= self.config.steps or float(spent) >= 1
+
+    def _spent(self) -> float:
+        """Share of the wall-clock budget; 0 without one."""
+        return self.progress.seconds / (self.config.minutes * 60) if self.config.minutes else 0.0
+
+    def _save(self) -> None:
+        states = {
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "recent": self.log.recent,
+            **self.attachments,
+        }
+        save_checkpoint(self.config.out, self.progress, states, self.config.keep_checkpoints)
 
 
 @torch.no_grad()
-def evaluate(
-    head: JetSpecHead, target: FrozenTarget, config: TrainConfig, batches: list[Batch]
-) -> dict[str, float]:
-    """Mean loss and teacher-forced greedy chain acceptance over `batches`."""
-    head.eval()
-    sums = {"kl": 0.0, "chain_acceptance": 0.0, "first_match": 0.0}
-    with autocast(config):
-        for batch in batches:
-            loss = block_loss(head, target, batch)
-            sums["kl"] += loss.kl.item()
-            sums["chain_acceptance"] += chain_acceptance(loss.matches).float().mean().item()
-            sums["first_match"] += loss.matches[..., 1].float().mean().item()
-    return {name: total / max(len(batches), 1) for name, total in sums.items()}
+def batch_sums(loss: BlockLoss, batch: Batch) -> Tensor:
+    """[5 + 2 * block_size] fp32 sums over a batch, which add up over processes."""
+    accepted = chain_acceptance(loss.matches).float()
+    scalars = [
+        loss.total,
+        loss.kl,
+        loss.weight,
+        accepted.sum(),
+        accepted.new_tensor(accepted.numel()),
+    ]
+    positions = [rows.float().sum((0, 1)) for rows in (loss.matches, batch.supervised)]
+    return torch.cat([torch.stack([value.detach().float() for value in scalars]), *positions])
 
 
-class RunLog:
-    """Averages of recent steps, appended to a JSON-lines file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._recent: list[dict[str, float]] = []
-
-    def add(self, step: dict[str, float]) -> None:
-        self._recent.append(step)
-
-    def write(self, progress: Progress, rate: float) -> dict[str, float]:
-        """Append and return the averages since the last call."""
-        keys = ("kl", "grad_norm", "chain_acceptance")
-        means = {key: sum(s[key] for s in self._recent) / len(self._recent) for key in keys}
-        self._append({"step": progress.step, "seconds": progress.seconds, "lr": rate, **means})
-        self._recent.clear()
-        return {key: round(value, 3) for key, value in means.items()}
-
-    def write_held_out(self, progress: Progress, values: dict[str, float]) -> None:
-        """Append held-out metrics."""
-        row = {f"held_out_{key}": value for key, value in values.items()}
-        self._append({"step": progress.step, "seconds": progress.seconds, **row})
-
-    def _append(self, row: dict[str, float]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def _save(
-    head: JetSpecHead,
-    optimizer: torch.optim.Optimizer,
-    config: TrainConfig,
-    progress: Progress,
-    attachments: dict[str, Any],
-) -> None:
-    states = {"head": head.state_dict(), "optimizer": optimizer.state_dict(), **attachments}
-    save_checkpoint(config.out, progress, states, config.keep_checkpoints)
+def averages(sums: Tensor) -> Step:
+    """What is logged of (added) `batch_sums`."""
+    total, kl, weight, accepted, blocks, *positions = sums.tolist()
+    half = len(positions) // 2
+    pairs = zip(positions[1:half], positions[half + 1 :], strict=True)
+    return {
+        "loss": total / weight,
+        "kl": kl / weight,
+        "chain_acceptance": accepted / blocks,
+        "accuracy": [right / max(rows, 1) for right, rows in pairs],
+    }

@@ -1,24 +1,57 @@
-"""Forward KL of the head's rows against the target's next-token distributions."""
+"""What a head is trained on: its block rows against the target's next-token distributions."""
 
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.batches import Batch
-from sglang_jetspec.tools.train.kl import FrozenHeadKL
+from sglang_jetspec.tools.train.objectives import FrozenHeadLoss
 from sglang_jetspec.tools.train.target import FrozenTarget
 
 
 @dataclass(frozen=True)
-class BlockLoss:
-    """`kl` is the differentiable mean over supervised rows; `matches` [B,A,block_size] marks rows
-    whose most likely draft token is the target's (within the draft vocabulary)."""
+class Objective:
+    """See `TrainConfig`: `kind` is its `objective`, `gamma` its `loss_decay_gamma`."""
 
+    kind: str = "forward_kl"
+    temperature: float = 1.0
+    gamma: float = 0.0
+
+    def row_weights(self, block_size: int, device: torch.device) -> Tensor:
+        """[block_size] fp32: exp(-(k - 1) / gamma) of row k (DFlash paper), 0 of the anchor's."""
+        rows = torch.arange(block_size, device=device, dtype=torch.float32)
+        weights = torch.exp(-(rows - 1) / self.gamma) if self.gamma else torch.ones_like(rows)
+        return weights * (rows > 0)
+
+
+@dataclass(frozen=True)
+class BlockLoss:
+    """Weighted sums over the supervised rows of a batch.
+
+    `total` [] is differentiable; `kl` [] is the forward KL at temperature 1 whatever the objective;
+    `weight` [] is the sum of weights. `matches` [B,A,block_size] marks supervised rows whose most
+    likely draft token is the target's (within the draft vocabulary).
+    """
+
+    total: Tensor
     kl: Tensor
+    weight: Tensor
     matches: Tensor
+
+
+class BlockModel(nn.Module):
+    """A head with its loss as one module, the unit that several devices train together."""
+
+    def __init__(self, head: JetSpecHead, target: FrozenTarget, objective: Objective) -> None:
+        super().__init__()
+        self.head, self.target, self.objective = head, target, objective
+
+    def forward(self, batch: Batch) -> BlockLoss:
+        """See `block_loss`."""
+        return block_loss(self.head, self.target, batch, self.objective)
 
 
 def compute_dtype(head: JetSpecHead) -> torch.dtype:
@@ -38,14 +71,31 @@ def block_hidden(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> Tenso
     return hidden.roll(1, dims=2) if config.draft_shift else hidden
 
 
-def block_loss(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> BlockLoss:
-    """KL(target || head) at temperature 1 over the draft vocabulary (JetSpec paper, training)."""
-    hidden = block_hidden(head, target, batch)[batch.supervised]  # [M,H]
-    teacher = batch.finals[batch.supervised].to(hidden.dtype)
-    kl, same = FrozenHeadKL.apply(hidden, teacher, target.draft_lm_head.to(hidden.dtype))
-    matches = torch.zeros_like(batch.supervised)
-    matches[batch.supervised] = same
-    return BlockLoss(kl, matches)
+def block_loss(
+    head: JetSpecHead, target: FrozenTarget, batch: Batch, objective: Objective
+) -> BlockLoss:
+    """The objective over the draft vocabulary, summed over supervised rows."""
+    rows = batch.supervised
+    hidden = block_hidden(head, target, batch)[rows]  # [M,H]
+    teacher = batch.finals[rows].to(hidden.dtype)
+    weights = objective.row_weights(head.config.block_size, hidden.device).expand(rows.shape)[rows]
+    labels = batch.tokens[rows]
+    if objective.kind == "sft":  # what the text or the draft vocabulary lacks is no label
+        if target.draft_rows is not None:
+            labels = target.draft_rows[labels.clamp(min=0)].where(labels >= 0, -1)
+        weights = weights * (labels >= 0)
+    total, kl, same = FrozenHeadLoss.apply(
+        hidden,
+        teacher,
+        target.draft_lm_head.to(hidden.dtype),
+        labels.clamp(min=0),
+        weights,
+        objective.kind,
+        objective.temperature,
+    )
+    matches = torch.zeros_like(rows)
+    matches[rows] = same
+    return BlockLoss(total, kl, weights.sum(), matches)
 
 
 def chain_acceptance(matches: Tensor) -> Tensor:

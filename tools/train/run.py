@@ -1,34 +1,55 @@
-"""`jetspec train`: from answers to an exported head.
+"""`jetspec train`: from prompts to an exported head.
 
-    python -m sglang_jetspec.tools.train.run --target DIR --prompts FILE --answers FILE --out DIR
+    jetspec train --target DIR --prompts FILE --out DIR
 
-Running it again with the same --out resumes. The head is exported to `OUT/head`; the last line of
-stdout is one JSON object.
+Without --answers the target answers the prompts first. Running it again with the same --out
+resumes; `accelerate launch -m sglang_jetspec.tools.train.run ...` trains on several devices. The
+head is exported to `OUT/head`; the last line of stdout is one JSON object.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
+from accelerate import Accelerator, InitProcessGroupKwargs, PartialState
 from transformers import AutoConfig, AutoTokenizer
 
-from sglang_jetspec.heads.format import parse_head_config
+from sglang_jetspec.heads.format import (
+    HeadConfig,
+    load_head_config,
+    parse_head_config,
+    resolve_head,
+)
 from sglang_jetspec.heads.reference import JetSpecHead
+from sglang_jetspec.tools.train.acceptance import TreeShape
 from sglang_jetspec.tools.train.batches import Batch, BatchSource, pick_examples
 from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints
-from sglang_jetspec.tools.train.config import TrainConfig
-from sglang_jetspec.tools.train.data import Example, draft_vocabulary, is_held_out, load_examples
+from sglang_jetspec.tools.train.config import TrainConfig, parse
+from sglang_jetspec.tools.train.data import (
+    corpus_examples,
+    draft_vocabulary,
+    is_held_out,
+    load_examples,
+    read_prompts,
+)
+from sglang_jetspec.tools.train.evaluation import HeldOut
 from sglang_jetspec.tools.train.export import export_checkpoint, export_details, raw_config
-from sglang_jetspec.tools.train.features import FeatureStore, capture_features
-from sglang_jetspec.tools.train.loop import train
+from sglang_jetspec.tools.train.features import Features, OnlineFeatures, capture_features
+from sglang_jetspec.tools.train.loop import Trainer
+from sglang_jetspec.tools.train.loss import BlockModel, Objective
+from sglang_jetspec.tools.train.plot import plot_run
+from sglang_jetspec.tools.train.provenance import RUN_FILE, record_data, record_launch
 from sglang_jetspec.tools.train.target import (
-    FrozenTarget,
+    check_imported,
     freeze,
     head_config,
+    imported_head,
     initial_head,
     load_target,
     tap_scales,
@@ -41,88 +62,192 @@ HELD_OUT_BATCHES = 8
 class TrainingRun:
     """Everything a run derives from its configuration, before the first step."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
-        check_config(config)
+    def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
+        self.config, self.accelerator = config, accelerator
+        mask_token_id = check_config(config).mask_token_id
         tokenizer = AutoTokenizer.from_pretrained(config.target)
-        examples = load_examples(config.prompts, config.answers, tokenizer, config.licenses)
-        if any(config.mask_token_id in example.token_ids for example in examples):
+        prompts = read_prompts(config.prompts, config.licenses)
+        if config.data == "corpus":
+            self.examples = corpus_examples(prompts, tokenizer, config.max_sequence_tokens)
+        else:
+            self.examples = load_examples(
+                prompts, answers_path(config), tokenizer, config.max_sequence_tokens
+            )
+        if any(mask_token_id in example.token_ids for example in self.examples):
             raise ValueError(
-                f"--mask-token-id is {config.mask_token_id}, which occurs in the training text; "
+                f"--mask-token-id is {mask_token_id}, which occurs in the training text; "
                 f"give an unused token of the target"
             )
-        self.store: FeatureStore = capture_features(
-            config.target,
-            config.target_layer_ids,
-            examples,
-            config.out / "features",
-            config.device,
-        )
-        held_out = [is_held_out(example.id, config.held_out_share) for example in examples]
+        held_out = [is_held_out(example.id, config.held_out_share) for example in self.examples]
         self.train_rows = [i for i, held in enumerate(held_out) if not held]
         self.held_out_rows = [i for i, held in enumerate(held_out) if held]
-        self.draft_token_ids = _draft_token_ids(
-            config, [examples[i] for i in self.train_rows], tokenizer.eos_token_id
-        )
+        self.licenses = sorted({prompt.license for prompt in prompts if prompt.license})
+        target = load_target(config.target, accelerator.device)
+        self.features = self._features(target)
         torch.manual_seed(config.seed)
-        sample = self.store.taps[torch.randint(self.store.offsets[-1], (TAP_SAMPLE,))]
+        sample = self.features.sample_taps(TAP_SAMPLE)
         self.scales = tap_scales(sample)
-        self.target, self.head = self._models(sample)
-        inputs = block_inputs(self.head.config, config.noised_share)
-        self.source = BatchSource(self.store, self.scales, config.block_size, inputs)
+        head, self.draft_token_ids = self._head(target, sample, tokenizer.eos_token_id)
+        objective = Objective(config.objective, config.temperature, config.loss_decay_gamma)
+        self.model = BlockModel(
+            head.to(accelerator.device), freeze(target, self.draft_token_ids), objective
+        )
+        inputs = block_inputs(head.config, config.noised_share)
+        self.source = BatchSource(self.features, self.scales, head.config.block_size, inputs)
 
     def batch_at(self, step: int) -> Batch:
-        """The training batch of `step`."""
-        return self._batch(self.train_rows, self.config.seed, step, self.source)
+        """This process's part of the training batch of `step`."""
+        batch = self._batch(self.source, self.train_rows, self.config.seed, step, self._share)
+        return batch.to(self.accelerator.device)
 
-    def held_out_batches(self) -> list[Batch]:
-        """A fixed sample of held-out blocks, filled as in the first pass of drafting."""
-        steps = min(HELD_OUT_BATCHES, len(self.held_out_rows) // self.config.sequences_per_step)
-        source = replace(self.source, inputs=block_inputs(self.head.config))
-        return [self._batch(self.held_out_rows, 0, step, source) for step in range(steps)]
+    def held_out(self) -> HeldOut | None:
+        """What is measured on held-out tasks; None when no task is held out.
+
+        Their blocks are filled as in the first pass of drafting.
+        """
+        config, rows = self.config, self.held_out_rows
+        if not rows:
+            return None
+        size = min(config.sequences_per_step, len(rows))
+        steps = min(HELD_OUT_BATCHES, len(rows) // size)
+        depth = self.model.head.config.block_size
+        width, nodes = config.evaluate_width, config.evaluate_budget
+        first_pass = replace(self.source, inputs=block_inputs(self.model.head.config))
+        return HeldOut(
+            self.model,
+            self.draft_token_ids,
+            self.features,
+            self.scales,
+            [self._batch(first_pass, rows, 0, step) for step in range(steps)],
+            rows[: config.evaluate_examples],
+            (TreeShape(depth, 1), TreeShape(nodes, width)),
+            self.accelerator.autocast,
+        )
 
     def export_details(self) -> dict[str, Any]:
         """What checkpoints need besides weights to be exported."""
-        return export_details(self.head.config, self.scales, self.draft_token_ids)
+        return export_details(self.model.head.config, self.scales, self.draft_token_ids)
 
-    def _batch(self, rows: list[int], seed: int, step: int, source: BatchSource) -> Batch:
-        lengths = [len(example.token_ids) for example in self.store.examples]
-        picked = pick_examples(rows, lengths, self.config.sequences_per_step, seed, step)
-        anchors, device = self.config.anchors_per_sequence, self.config.device
-        return source.sample(picked, anchors, seed, step).to(device)
+    def data_facts(self) -> dict[str, Any]:
+        """Sizes and origin of the data, for the model card."""
+        tokens = [
+            len(self.examples[i].token_ids) - self.examples[i].prompt_length
+            for i in self.train_rows
+        ]
+        return {
+            "train_examples": len(self.train_rows),
+            "held_out_examples": len(self.held_out_rows),
+            "answer_tokens": sum(tokens),
+            "sources": sorted({example.source for example in self.examples if example.source}),
+            "licenses": self.licenses,
+        }
 
-    def _models(self, tap_sample: torch.Tensor) -> tuple[FrozenTarget, JetSpecHead]:
-        model = load_target(self.config.target)
-        ids = self.draft_token_ids
-        shape = head_config(self.config, model.config, None if ids is None else len(ids))
-        head = initial_head(shape, model, tap_sample, self.config.dropout)
-        return freeze(model, ids, self.config.device), head.to(self.config.device)
+    @property
+    def _share(self) -> slice:
+        return slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+
+    def _batch(
+        self,
+        source: BatchSource,
+        rows: list[int],
+        seed: int,
+        step: int,
+        share: slice = slice(None),
+    ) -> Batch:
+        size = min(self.config.sequences_per_step, len(rows))
+        lengths = [len(example.token_ids) for example in self.examples]
+        picked = pick_examples(rows, lengths, size, seed, step)
+        return source.sample(picked, self.config.anchors_per_sequence, seed, step, share)
+
+    def _features(self, target: torch.nn.Module) -> Features:
+        config = self.config
+        if config.features == "online":
+            return OnlineFeatures(target, config.target_layer_ids, self.examples)
+        folder = config.features_dir or config.out / "features"
+        wait = self.accelerator.wait_for_everyone
+        taps = config.target_layer_ids
+        return capture_features(target, taps, self.examples, folder, self._share, wait)
+
+    def _head(
+        self, target: torch.nn.Module, tap_sample: torch.Tensor, eos_token_id: int
+    ) -> tuple[JetSpecHead, torch.Tensor | None]:
+        config = self.config
+        if config.init_from is not None:
+            return imported_head(resolve_head(config.init_from), self.scales, config.dropout)
+        ids = None
+        if config.draft_vocab_size is not None:
+            examples = [self.examples[i] for i in self.train_rows]
+            kept = draft_vocabulary(examples, config.draft_vocab_size, always=[eos_token_id])
+            ids = torch.tensor(kept, dtype=torch.int32)
+        shape = head_config(config, target.config, None if ids is None else len(ids))
+        return initial_head(shape, target, tap_sample, config.dropout), ids
 
 
-def check_config(config: TrainConfig) -> None:
-    """Refuse before the first forward pass what a loader would refuse after the last.
+def check_config(config: TrainConfig) -> HeadConfig:
+    """The head's settings; refuses before the first forward what a loader would after the last.
 
     Raises HeadError.
     """
     target = AutoConfig.from_pretrained(config.target)
-    shape = head_config(config, target, config.draft_vocab_size)
-    parse_head_config(raw_config(shape))
+    if config.init_from is None:
+        return parse_head_config(raw_config(head_config(config, target, config.draft_vocab_size)))
+    head = load_head_config(resolve_head(config.init_from))
+    check_imported(head, config, target)
+    return head
+
+
+def answers_path(config: TrainConfig) -> Path:
+    """Where the target's answers are, or will be."""
+    return config.answers or config.out / "answers.jsonl"
+
+
+def answer_prompts(config: TrainConfig) -> None:
+    """Let the target answer what it has not answered yet, if the run needs it.
+
+    Raises ValueError when several processes find no answers: SGLang's engine wants one.
+    """
+    path = answers_path(config)
+    if config.data == "corpus" or config.answers is not None:
+        return
+    if PartialState().num_processes > 1:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; give --answers, or start with one process")
+        return
+    from sglang_jetspec.tools.regenerate import regenerate  # SGLang, which training does not need
+
+    prompts = read_prompts(config.prompts, config.licenses)
+    regenerate(config.target, prompts, path, config.generation)
 
 
 def run(config: TrainConfig) -> dict[str, object]:
-    """Train (or resume), export, and return a summary."""
-    config.out.mkdir(parents=True, exist_ok=True)
-    state = TrainingRun(config)
-    progress = train(
-        state.head,
-        state.target,
-        config,
-        state.batch_at,
-        state.held_out_batches(),
-        {"export": state.export_details()},
+    """Answer the prompts if needed, train (or resume), export, and return a summary."""
+    check_config(config)
+    accelerator = Accelerator(
+        cpu=config.device == "cpu",
+        mixed_precision="bf16" if config.bf16 else "no",
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
     )
+    if config.sequences_per_step < accelerator.num_processes:
+        raise ValueError(
+            f"sequences_per_step is {config.sequences_per_step}; give at least one for each of "
+            f"the {accelerator.num_processes} processes"
+        )
+    if accelerator.is_main_process:
+        config.out.mkdir(parents=True, exist_ok=True)
+        record_launch(config, config.out / RUN_FILE)
+    answer_prompts(config)
+    accelerator.wait_for_everyone()
+    state = TrainingRun(config, accelerator)
+    trainer = Trainer(state.model, config, accelerator, {"export": state.export_details()})
+    if accelerator.is_main_process:
+        record_data(state.data_facts(), config.out / RUN_FILE)
+    held_out = state.held_out()
+    progress = trainer.train(state.batch_at, held_out and held_out.measure)
     newest = list_checkpoints(config.out)[-1]
-    export_checkpoint(newest, config.out / "head")
+    if accelerator.is_main_process:
+        if (config.out / "log.jsonl").exists():
+            plot_run(config.out / "log.jsonl", config.out / "curves.png")
+        export_checkpoint(newest, config.out / "head")
     return {
         "head": str(config.out / "head"),
         "checkpoint": str(newest),
@@ -134,18 +259,9 @@ def run(config: TrainConfig) -> dict[str, object]:
     }
 
 
-def _draft_token_ids(
-    config: TrainConfig, examples: list[Example], eos_token_id: int
-) -> torch.Tensor | None:
-    if config.draft_vocab_size is None:
-        return None
-    ids = draft_vocabulary(examples, config.draft_vocab_size, always=[eos_token_id])
-    return torch.tensor(ids, dtype=torch.int32)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse flags, train, and print the summary as one JSON line."""
-    print(json.dumps(run(tyro.cli(TrainConfig, args=argv, prog="jetspec train"))))
+    print(json.dumps(run(parse(sys.argv[1:] if argv is None else argv))))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The frozen target's parts that a head borrows, and a head initialised from the target."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,31 +8,41 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from sglang_jetspec.heads.format import HeadConfig
-from sglang_jetspec.heads.reference import JetSpecHead
+from sglang_jetspec.heads.format import HeadConfig, HeadError
+from sglang_jetspec.heads.reference import JetSpecHead, load_reference_head
 from sglang_jetspec.tools.train.config import TrainConfig
+from sglang_jetspec.tools.train.export import trainable_weights
 
 
 @dataclass(frozen=True)
 class FrozenTarget:
-    """Embedding [V,H] and the LM-head rows [Vd,H] that the head ranks, both bf16."""
+    """Embedding [V,H] and the LM-head rows [Vd,H] that the head ranks, both bf16.
+
+    `draft_rows` [V] int64 maps a target token to its row of the draft vocabulary, -1 for none;
+    None when the head ranks every token.
+    """
 
     embedding: Tensor
     draft_lm_head: Tensor
+    draft_rows: Tensor | None
 
 
-def load_target(folder: Path) -> nn.Module:
-    """The whole target in fp32, in evaluation mode."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def load_target(target: str, device: torch.device) -> nn.Module:
+    """The whole target in bf16, in evaluation mode."""
+    return AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).to(device).eval()
 
 
-def freeze(model: nn.Module, draft_token_ids: Tensor | None, device: str = "cpu") -> FrozenTarget:
-    """Copy embedding and (selected) LM-head rows out of `model` to `device`."""
+def freeze(model: nn.Module, draft_token_ids: Tensor | None) -> FrozenTarget:
+    """Copy embedding and (selected) LM-head rows out of `model`, on its device."""
     embedding = model.get_input_embeddings().weight.detach().to(torch.bfloat16)
     lm_head = model.get_output_embeddings().weight.detach().to(torch.bfloat16)
+    rows = None
     if draft_token_ids is not None:
-        lm_head = lm_head[draft_token_ids.long()].contiguous()
-    return FrozenTarget(embedding.to(device), lm_head.to(device))
+        ids = draft_token_ids.long().to(lm_head.device)
+        lm_head = lm_head[ids].contiguous()
+        rows = torch.full((len(embedding),), -1, device=lm_head.device)
+        rows[ids] = torch.arange(len(ids), device=lm_head.device)
+    return FrozenTarget(embedding, lm_head, rows)
 
 
 def head_config(
@@ -81,7 +92,8 @@ def initial_head(config: HeadConfig, model: nn.Module, taps: Tensor, dropout: fl
     target start at the magnitude its own layers produce.
     """
     head = JetSpecHead(config, dropout)
-    layers = model.model.layers[-config.num_hidden_layers :]
+    last = model.model.layers[-config.num_hidden_layers :]
+    layers = [deepcopy(layer).float().cpu() for layer in last]
     hidden, tap_count = config.hidden_size, len(config.target_layer_ids)
     deepest = taps[:, -hidden:].float()  # [M,H]
     head.fc.weight.normal_(std=0.1 / (tap_count * hidden) ** 0.5)
@@ -99,3 +111,33 @@ def initial_head(config: HeadConfig, model: nn.Module, taps: Tensor, dropout: fl
     head.hidden_norm.weight.copy_(entry_norms * tap_scales(deepest) / typical)
     head.norm.load_state_dict(model.model.norm.state_dict())
     return head
+
+
+def check_imported(head: HeadConfig, config: TrainConfig, target: PretrainedConfig) -> None:
+    """Raises HeadError by field unless `head` has the run's settings and fits the target."""
+    wanted = head_config(config, target, head.draft_vocab_size)
+    for name in ("num_hidden_layers", "block_size", "target_layer_ids", "causal", "hidden_size"):
+        _refuse_difference(name, getattr(head, name), getattr(wanted, name))
+    for name in ("vocab_size", "num_target_layers"):  # optional in published heads
+        if getattr(head, name) is not None:
+            _refuse_difference(name, getattr(head, name), getattr(wanted, name))
+
+
+def _refuse_difference(name: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise HeadError(
+            f"{name} of the head given as --init-from is {found}, the run's is {wanted}; continue "
+            f"a head with its own settings and its own target"
+        )
+
+
+@torch.no_grad()
+def imported_head(
+    folder: Path, scales: Tensor, dropout: float
+) -> tuple[JetSpecHead, Tensor | None]:
+    """The head in `folder`, in fp32 over taps divided by `scales`, and its draft token ids."""
+    head, draft_token_ids = load_reference_head(folder)
+    head.load_state_dict(trainable_weights(head.state_dict(), scales))
+    for layer in head.layers:
+        layer.dropout.p = dropout
+    return head, draft_token_ids

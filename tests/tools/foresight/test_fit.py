@@ -113,7 +113,7 @@ def target(tiny_target, tmp_path_factory):
     torch.manual_seed(0)
     save_target(type(tiny_target)(type(tiny_target.config)(**config)), tokenizer, folder)
     prompts = folder.parent / "prompts.jsonl"
-    rows = [{"prompt": f"Add {i} and {2 * i}."} for i in range(12)]
+    rows = [{"id": str(i), "prompt": f"Add {i} and {2 * i}."} for i in range(12)]
     prompts.write_text("\n".join(map(json.dumps, rows)))
     return folder, prompts
 

@@ -3,6 +3,7 @@ import random
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from sglang_jetspec.tools.fixture.conversations import conversation
 from sglang_jetspec.tools.fixture.target import MASK, build_target, save_target, train_tokenizer
@@ -24,7 +25,7 @@ def corpus(tmp_path_factory):
     for i in range(EXAMPLES):
         question, answer = conversation(rng)
         ids = tokenizer.encode(answer * 2, add_special_tokens=False)[:40]
-        prompts.append({"id": f"task-{i}", "prompt": question})
+        prompts.append({"id": f"task-{i}", "prompt": question, "answer": answer, "license": "MIT"})
         answers.append(
             {
                 "id": f"task-{i}",
@@ -40,19 +41,25 @@ def corpus(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def accelerator():
+    return Accelerator(cpu=True, mixed_precision="no")
+
+
 @pytest.fixture
 def train_config(corpus, tmp_path):
     """A run of a few seconds over the corpus."""
 
     def make(**changes):
         defaults = {
-            "target": corpus / "target",
+            "target": str(corpus / "target"),
             "prompts": corpus / "prompts.jsonl",
             "answers": corpus / "answers.jsonl",
             "out": tmp_path / "run",
             "target_layer_ids": (0, 2),
             "draft_layers": 1,
             "block_size": 5,
+            "device": "cpu",
             "mask_token_id": int((corpus / "mask").read_text()),
             "draft_vocab_size": 64,
             "steps": 6,
@@ -61,6 +68,10 @@ def train_config(corpus, tmp_path):
             "learning_rate": 1e-3,
             "held_out_share": 0.25,
             "bf16": False,
+            "evaluate_every": 4,
+            "evaluate_examples": 2,
+            "evaluate_budget": 6,
+            "evaluate_width": 2,
             "log_every": 2,
         }
         return TrainConfig(**{**defaults, **changes})

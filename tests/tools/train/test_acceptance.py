@@ -1,14 +1,13 @@
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from sglang_jetspec.tools.train.acceptance import (
     Candidates,
     TreeShape,
+    acceptance_lengths,
     committed_per_round,
     draft_everywhere,
 )
-from sglang_jetspec.tools.train.answers import Decoding, answer_prompts
 from sglang_jetspec.tools.train.export import published_weights
 from sglang_jetspec.tools.train.run import TrainingRun
 
@@ -56,31 +55,32 @@ def test_labels():
 
 
 @torch.no_grad()
-def test_drafts_use_each_position_once_and_speak_target_ids(train_config):
-    state = TrainingRun(train_config())
-    state.head.load_state_dict(published_weights(state.head.state_dict(), state.scales))
-    example = state.store.examples[0]
-    drafts = draft_everywhere(
-        state.head.eval(), state.target, state.draft_token_ids, state.store, 0, width=4, blocks=7
-    )
+def test_drafts_use_each_position_once_and_speak_target_ids(train_config, accelerator):
+    state = TrainingRun(train_config(), accelerator)
+    head, target = state.model.head.eval(), state.model.target
+    example, ids = state.examples[0], state.draft_token_ids
+    arguments = (target, ids, state.features, 0, 4)
+    scaled = draft_everywhere(head, *arguments, scales=state.scales, blocks=7)
+    head.load_state_dict(published_weights(head.state_dict(), state.scales))
+    drafts = draft_everywhere(head, *arguments, blocks=7)
+    torch.testing.assert_close(scaled.logprobs, drafts.logprobs, rtol=1e-3, atol=1e-4)
     positions = list(range(example.prompt_length, len(example.token_ids) - 1))
     assert drafts.anchors.tolist() == positions
     assert drafts.tokens.shape == (len(positions), 4, 4)
-    assert set(drafts.tokens.flatten().tolist()) <= set(state.draft_token_ids.tolist())
+    assert set(drafts.tokens.flatten().tolist()) <= set(ids.tolist())
     assert (drafts.logprobs[..., :-1] >= drafts.logprobs[..., 1:]).all()
 
 
-@pytest.mark.parametrize("ignore_eos", [False, True])
-def test_batched_answers_equal_single_ones(corpus, ignore_eos):
-    tokenizer = AutoTokenizer.from_pretrained(corpus / "target")
-    model = Qwen3ForCausalLM.from_pretrained(corpus / "target", dtype=torch.float32).eval()
-    prompts = ["Add 10 and 20.", "Tell a story about Nora the toad, please.", "Count."]
-    decoding = Decoding(max_new_tokens=12, ignore_eos=ignore_eos)
-    batched = dict(answer_prompts(model, tokenizer, prompts, decoding, batch_size=2))
-    single = dict(answer_prompts(model, tokenizer, prompts, decoding, batch_size=1))
-    assert batched == single
-    assert sorted(batched) == [0, 1, 2]
-    for answer in batched.values():
-        ended = tokenizer.eos_token_id in answer.ids and not ignore_eos
-        assert answer.finished == ended
-        assert ended or len(answer.ids) == 12
+@torch.no_grad()
+def test_acceptance_lengths_average_all_rounds_of_all_answers(train_config, accelerator):
+    state = TrainingRun(train_config(), accelerator)
+    arguments = (state.model.head, state.model.target, state.draft_token_ids, state.features)
+    shapes = (TreeShape(5, 1), TreeShape(6, 2))
+    lengths = acceptance_lengths(*arguments, [0, 3], shapes, state.scales)
+    rounds = []
+    for index in (0, 3):
+        drafts = draft_everywhere(*arguments, index, 2, state.scales)
+        example = state.examples[index]
+        rounds += committed_per_round(drafts, example.token_ids, example.finished, shapes[1])
+    assert lengths["tree6"] == pytest.approx(sum(rounds) / len(rounds))
+    assert 1 <= lengths["chain4"] <= 5

@@ -58,25 +58,27 @@ def test_masks():
 
 
 @torch.no_grad()
-def test_no_shifted_slot_sees_its_own_answer(train_config):
+def test_no_shifted_slot_sees_its_own_answer(train_config, accelerator):
     """Changing the token at anchor + i leaves slot i as it is."""
     config = train_config(token_input=True, draft_shift=True, noised_share=0.0)
-    state = TrainingRun(config)
+    state = TrainingRun(config, accelerator)
     batch, size = state.batch_at(0), config.block_size
-    before = block_hidden(state.head, state.target, batch)
+    before = block_hidden(state.model.head, state.model.target, batch)
     assert batch.supervised.any()
     seen = torch.zeros_like(batch.supervised)
     for slot in range(1, size):
         inputs = batch.inputs.clone()
         inputs[..., slot] = (inputs[..., slot] + 1) % 600
-        after = block_hidden(state.head, state.target, dataclasses.replace(batch, inputs=inputs))
+        after = block_hidden(
+            state.model.head, state.model.target, dataclasses.replace(batch, inputs=inputs)
+        )
         changed = (after != before).any(-1)
         assert not (changed[..., slot] & batch.supervised[..., slot]).any()
         seen |= changed
     assert (seen & batch.supervised).any()  # later slots do read it
 
 
-def test_a_token_head_is_exported_as_one_and_held_out_blocks_are_noised(train_config):
+def test_a_token_head_is_exported_as_one_and_held_out_blocks_are_noised(train_config, accelerator):
     config = train_config(token_input=True, draft_shift=True, draft_vocab_size=None)
     run(config)
     head = load_head_config(config.out / "head")
@@ -85,9 +87,12 @@ def test_a_token_head_is_exported_as_one_and_held_out_blocks_are_noised(train_co
     assert block_inputs(head) == TokenInputs(True, 1.0)
 
 
-def test_held_out_blocks_are_those_of_a_first_pass(train_config):
-    runs = [TrainingRun(train_config(token_input=True, noised_share=share)) for share in (0.0, 1.0)]
-    for one, other in zip(*(r.held_out_batches() for r in runs), strict=True):
+def test_held_out_blocks_are_those_of_a_first_pass(train_config, accelerator):
+    runs = [
+        TrainingRun(train_config(token_input=True, noised_share=share), accelerator)
+        for share in (0.0, 1.0)
+    ]
+    for one, other in zip(*(r.held_out().batches for r in runs), strict=True):
         assert torch.equal(one.inputs, other.inputs)
     one, other = (r.batch_at(0) for r in runs)
     assert torch.equal(one.anchors, other.anchors)

@@ -4,12 +4,18 @@ import pytest
 from transformers import AutoTokenizer
 
 from sglang_jetspec.tools.train.data import (
+    Answer,
     Example,
+    Prompt,
+    chat_token_ids,
+    corpus_examples,
     draft_vocabulary,
+    drop_partial_line,
     is_held_out,
     load_examples,
-    prompt_token_ids,
+    next_turn,
     read_jsonl,
+    read_prompts,
 )
 
 
@@ -17,38 +23,127 @@ def example(ids, prompt_length):
     return Example("x", "s", ids, prompt_length, finished=True)
 
 
-def test_answers_are_joined_with_their_prompts(corpus):
-    tokenizer = AutoTokenizer.from_pretrained(corpus / "target")
-    examples = load_examples(corpus / "prompts.jsonl", corpus / "answers.jsonl", tokenizer)
-    prompts = list(read_jsonl(corpus / "prompts.jsonl"))
+@pytest.fixture
+def tokenizer(corpus):
+    return AutoTokenizer.from_pretrained(corpus / "target")
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_answers_are_joined_with_their_prompts(corpus, tokenizer):
+    prompts = read_prompts(corpus / "prompts.jsonl")
+    examples = load_examples(prompts, corpus / "answers.jsonl", tokenizer, 3072)
     answers = list(read_jsonl(corpus / "answers.jsonl"))
     assert [e.id for e in examples] == [row["id"] for row in answers]
-    prompt = prompt_token_ids(tokenizer, prompts[3]["prompt"])
-    assert examples[3].token_ids == prompt + answers[3]["answer_ids"]
-    assert examples[3].prompt_length == len(prompt)
-    text = tokenizer.decode(prompt)
-    assert text == f"<|im_start|>user\n{prompts[3]['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+    context = chat_token_ids(tokenizer, prompts[3])
+    assert examples[3].token_ids == context + answers[3]["answer_ids"]
+    assert examples[3].prompt_length == len(context)
+    text = tokenizer.decode(context)
+    expected = f"<|im_start|>user\n{prompts[3].turns[0]}<|im_end|>\n<|im_start|>assistant\n"
+    assert text == expected
 
 
-def test_other_licences_are_left_out(corpus, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(corpus / "target")
-    rows = list(read_jsonl(corpus / "answers.jsonl"))
-    rows[0]["license"] = "CC-BY-NC-4.0"
-    answers = tmp_path / "answers.jsonl"
-    answers.write_text("\n".join(map(json.dumps, rows)))
-    examples = load_examples(corpus / "prompts.jsonl", answers, tokenizer)
-    assert [e.id for e in examples] == [row["id"] for row in rows[1:]]
-    with pytest.raises(ValueError, match="no answer"):
-        load_examples(corpus / "prompts.jsonl", answers, tokenizer, licenses=("GPL-3.0",))
+def test_long_conversations_are_cut_and_open_ended(corpus, tokenizer):
+    prompts = read_prompts(corpus / "prompts.jsonl")
+    whole = load_examples(prompts, corpus / "answers.jsonl", tokenizer, 3072)[0]
+    assert whole.finished
+    cut = load_examples(prompts, corpus / "answers.jsonl", tokenizer, whole.prompt_length + 5)[0]
+    assert cut.token_ids == whole.token_ids[: whole.prompt_length + 5]
+    assert not cut.finished
 
 
-def test_answer_without_prompt_is_an_error(corpus, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(corpus / "target")
-    answers = tmp_path / "answers.jsonl"
-    row = next(read_jsonl(corpus / "answers.jsonl")) | {"id": "nowhere"}
-    answers.write_text(json.dumps(row))
-    with pytest.raises(ValueError, match="'nowhere' has no prompt"):
-        load_examples(corpus / "prompts.jsonl", answers, tokenizer)
+def test_later_turns_see_the_earlier_answers(tmp_path, tokenizer):
+    prompts = read_prompts(
+        write(
+            tmp_path / "p.jsonl", [{"id": "a", "system": "Be kind.", "turns": ["Count.", "More."]}]
+        )
+    )
+    first = tokenizer.encode("One two<|im_end|>", add_special_tokens=False)
+    second = tokenizer.encode("Three four", add_special_tokens=False)
+    rows = [
+        {"id": "a", "turn": 0, "answer_ids": first, "finished": True},
+        {"id": "a", "turn": 1, "answer_ids": second, "finished": False},
+    ]
+    examples = load_examples(prompts, write(tmp_path / "a.jsonl", rows), tokenizer, 3072)
+    text = tokenizer.decode(examples[1].token_ids[: examples[1].prompt_length])
+    turns = [
+        ("system", "Be kind."),
+        ("user", "Count."),
+        ("assistant", "One two"),
+        ("user", "More."),
+    ]
+    parts = [f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns]
+    assert text == "".join(parts) + "<|im_start|>assistant\n"
+    assert examples[1].token_ids[examples[1].prompt_length :] == second
+    with pytest.raises(ValueError, match="has turn 1 but not turn 0"):
+        load_examples(prompts, write(tmp_path / "b.jsonl", rows[1:]), tokenizer, 3072)
+
+
+def test_the_next_turn_ends_at_cut_answers_and_long_prompts(tokenizer):
+    prompt = Prompt("a", ("Count.", "More."))
+    turn, ids = next_turn(prompt, {}, tokenizer, 100)
+    assert (turn, ids) == (0, chat_token_ids(tokenizer, prompt))
+    assert next_turn(prompt, {}, tokenizer, len(ids) - 1) is None
+    answer = tokenizer.encode("One two<|im_end|>", add_special_tokens=False)
+    turn, ids = next_turn(prompt, {("a", 0): Answer(answer, True)}, tokenizer, 100)
+    assert (turn, ids) == (1, chat_token_ids(tokenizer, prompt, ["One two"]))
+    assert next_turn(prompt, {("a", 0): Answer(answer, False)}, tokenizer, 100) is None
+
+
+def test_corpus_replies_are_answers_that_ended(tmp_path, tokenizer):
+    rows = [
+        {"id": "a", "turns": ["Count.", "More."], "answers": ["One two", "Three"]},
+        {"id": "b", "prompt": "Count.", "answer": "One"},
+        {"id": "c", "prompt": "Count."},
+    ]
+    prompts = read_prompts(write(tmp_path / "p.jsonl", rows))
+    examples = corpus_examples(prompts, tokenizer, 3072)
+    assert [e.id for e in examples] == ["a", "a", "b"]
+    assert all(e.finished and e.token_ids[-1] == tokenizer.eos_token_id for e in examples)
+    assert tokenizer.decode(examples[1].token_ids).count("One two") == 1
+    with pytest.raises(ValueError, match="no prompt has"):
+        corpus_examples(prompts[2:], tokenizer, 3072)
+
+
+def test_only_the_wanted_licences_are_read(tmp_path):
+    rows = [
+        {"id": "a", "prompt": "x", "license": "CC-BY-NC-4.0"},
+        {"id": "b", "prompt": "x", "license": "MIT"},
+        {"id": "c", "prompt": "x"},
+    ]
+    path = write(tmp_path / "p.jsonl", rows)
+    assert [p.id for p in read_prompts(path, ("MIT",))] == ["b"]
+    assert [p.id for p in read_prompts(path)] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="no prompt in"):
+        read_prompts(path, ("GPL-3.0",))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"id": "b"}, "line 2: needs `id`"),
+        ({"prompt": "x"}, "line 2: needs `id`"),
+        ({"id": "b", "turns": ["x", 3]}, "line 2: needs `id`"),
+        ({"id": "a", "prompt": "x"}, "line 2: id 'a' occurs twice"),
+    ],
+)
+def test_unusable_prompts_are_located(tmp_path, row, message):
+    path = write(tmp_path / "p.jsonl", [{"id": "a", "prompt": "x"}, row])
+    with pytest.raises(ValueError, match=message):
+        read_prompts(path)
+
+
+def test_a_partial_line_is_cut_off(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    drop_partial_line(path)
+    path.write_bytes(b'{"id": 1}\n{"id"')
+    drop_partial_line(path)
+    assert path.read_bytes() == b'{"id": 1}\n'
+    drop_partial_line(path)
+    assert path.read_bytes() == b'{"id": 1}\n'
 
 
 def test_broken_line_is_located(tmp_path):
