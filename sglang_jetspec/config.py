@@ -118,6 +118,12 @@ def resolve_options(
     verify pass of 64 nodes costs about as much as one of a single token.
     """
     block = _decode("the head's config.json, block jetspec", head.jetspec, HeadBlock)
+    if head.token_input or head.draft_shift:
+        raise OptionError(
+            "jetspec.token_input or jetspec.draft_shift is true in the head's config.json: a "
+            "JetSpec++ head, whose blocks hold tokens; the server drafts from masks. Serve a head "
+            "trained without them."
+        )
     sources = (flags or PartialOptions(), block, read_environment(environ))
 
     def first(name: str) -> Any:

@@ -8,8 +8,6 @@ renews the manifest; reliability plots go to --plots. The last line of stdout is
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 import tyro
@@ -31,36 +29,11 @@ from sglang_jetspec.foresight.folder import (
     write_manifest,
 )
 from sglang_jetspec.foresight.refine import RefinePlan
+from sglang_jetspec.tools.foresight.config import CalibrateConfig
 from sglang_jetspec.tools.foresight.fit import Observed, fit_class, judged_drafts, observe
 from sglang_jetspec.tools.foresight.models import Models, load_models
 from sglang_jetspec.tools.foresight.prompts import read_prompt_ids
 from sglang_jetspec.tools.foresight.rounds import RoundPlan, Session
-
-
-@dataclass(frozen=True)
-class CalibrateConfig:
-    """Calibrate the outcome scores of a JetSpec++ folder."""
-
-    target: Path
-    folder: Path
-    """Head and adapter; the calibration is written here."""
-    prompts: Path
-    """JSON lines with `prompt` or `turns`, not used in training."""
-    plots: Path | None = None
-    """Folder for reliability diagrams; none are drawn if left out."""
-    count: int = 128
-    """Prompts to use, from the start of the file."""
-    max_new_tokens: int = 128
-    batch_size: int = 32
-    temperatures: tuple[float, ...] = field(default=(0.0, 1.0))
-    """0 fits the class of greedy requests, anything else that of sampled ones."""
-    passes: int = 1
-    """J, draft passes after the first, as in serving."""
-    refreshes: int = 1
-    """R, refreshes among them."""
-    epsilon: float = 0.1
-    """Outcomes may be dropped that are true with at most this chance, by accepted length."""
-    seed: int = 0
 
 
 def play(

@@ -10,8 +10,6 @@ line of stdout is one JSON object.
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +34,7 @@ from sglang_jetspec.tools.foresight.adapter_batches import (
     token_logprobs,
 )
 from sglang_jetspec.tools.foresight.adapter_loss import AdapterLoss, adapter_loss
+from sglang_jetspec.tools.foresight.config import AdapterTrainConfig
 from sglang_jetspec.tools.train.batches import pick_examples
 from sglang_jetspec.tools.train.checkpoint import (
     Progress,
@@ -51,49 +50,6 @@ from sglang_jetspec.tools.train.target import load_target, tap_scales
 
 TAP_SAMPLE = 2048
 HELD_OUT_BATCHES = 4
-
-
-@dataclass(frozen=True)
-class AdapterTrainConfig:
-    """Train the adapter of a JetSpec++ head."""
-
-    target: Path
-    """Hugging Face folder of the target."""
-    head: Path
-    """The draft head: its captured layers and block size."""
-    prompts: Path
-    """JSON lines with `id` and `prompt` or `turns`."""
-    answers: Path
-    """JSON lines with `id`, `turn`, `answer_ids`, `finished`."""
-    out: Path
-    """Folder for features, checkpoints and the log; keep it outside the repository."""
-    max_sequence_tokens: int = 3072
-    """Longer conversations are cut. Paper: 3072."""
-    features_dir: Path | None = None
-    """Where captured features are kept, OUT/features if left out; runs on the same data share."""
-    layers_per_module: tuple[int, ...] | None = None
-    """Decoder layers of each module; the default gives deeper modules more, twelve in five."""
-    kappa: float = 0.5
-    """Exponent of a row's chance of being reached in its weight. Paper: 1/2."""
-    kl_weight: float = 1.0
-    """Weight of the KL through the decoder beside the state regression."""
-    steps: int = 2000
-    """Optimiser steps."""
-    sequences_per_step: int = 8
-    anchors_per_sequence: int = 8
-    learning_rate: float = 3e-4
-    warmup_share: float = 0.04
-    schedule: str = "cosine"
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    device: str = "cpu"
-    bf16: bool = True
-    """Compute in bf16 autocast; weights and optimiser state stay fp32."""
-    held_out_share: float = 0.03
-    checkpoint_minutes: float = 5.0
-    keep_checkpoints: int = 2
-    log_every: int = 20
-    seed: int = 0
 
 
 class AdapterRun:

@@ -15,7 +15,8 @@ from sglang_jetspec.tools.foresight.adapter_batches import (
     training_mask,
 )
 from sglang_jetspec.tools.foresight.adapter_loss import weighted_kl
-from sglang_jetspec.tools.foresight.train_adapter import AdapterRun, AdapterTrainConfig, run
+from sglang_jetspec.tools.foresight.config import AdapterTrainConfig
+from sglang_jetspec.tools.foresight.train_adapter import AdapterRun, run
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints, load_checkpoint
 from sglang_jetspec.tools.train.export import export_head
 
