@@ -72,7 +72,7 @@ def calibrate(config: CalibrateConfig) -> dict[str, object]:
     calibration = Calibration(
         target=config.target.name,
         adapter_sha256=adapter_sha256(config.folder),
-        block_size=models.drafter.head.config.block_size,
+        block_size=models.head.block_size,
         classes=classes,
     )
     path = config.folder / CALIBRATION

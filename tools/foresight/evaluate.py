@@ -117,7 +117,7 @@ class Evaluation:
 
     def arms(self) -> list[tuple[str, StateKind]]:
         """(plan, states) pairs that the folder's parts allow."""
-        if self.models.adapter is not None:
+        if self.models.foresight.adapter is not None:
             return [(plan, kind) for plan in self.config.plans for kind in self.config.states]
         plain = [name for name in self.config.plans if parse_plan(name).refreshes == 0]
         return [

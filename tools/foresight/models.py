@@ -9,40 +9,33 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from sglang_jetspec.foresight.adapter import Adapter, load_adapter
+from sglang_jetspec.foresight.adapter import load_adapter
 from sglang_jetspec.foresight.decoder import TargetSlice
 from sglang_jetspec.foresight.drafter import BlockDrafter
-from sglang_jetspec.heads.format import HeadError
+from sglang_jetspec.foresight.drafting import ForesightDrafter
+from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.reference import load_reference_head
 
 
 @dataclass(frozen=True)
 class Models:
-    """adapter None: no foresight and no refresh, plain drafting only."""
+    """The target as verifier, and what drafts for it."""
 
     target: TargetSlice
-    drafter: BlockDrafter
-    decoder: TargetSlice
-    adapter: Adapter | None
-    embedding: Tensor  # [V, H]
+    foresight: ForesightDrafter
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """Ids of the captured layers."""
-        return self.drafter.head.config.target_layer_ids
-
-    @property
-    def drafts(self) -> int:
-        """g, drafts of one block."""
-        return self.drafter.head.config.block_size - 1
+    def head(self) -> HeadConfig:
+        """The draft head's settings."""
+        return self.foresight.drafter.head.config
 
     def embed(self, ids: Tensor) -> Tensor:
         """[...] ids -> [..., H]."""
-        return F.embedding(ids, self.embedding)
+        return F.embedding(ids, self.foresight.embedding)
 
     def captured(self, states: list[Tensor]) -> Tensor:
         """States after every target layer -> [B, R, T*H] captured ones."""
-        return torch.cat([states[layer] for layer in self.taps], dim=-1)
+        return torch.cat([states[layer] for layer in self.head.target_layer_ids], dim=-1)
 
 
 def load_models(
@@ -68,10 +61,7 @@ def assemble_models(
     embedding = model.get_input_embeddings().weight.detach()
     lm_head = model.get_output_embeddings().weight.detach()
     rows = lm_head if draft_token_ids is None else lm_head[draft_token_ids.long()]
-    return Models(
-        target=TargetSlice.of_target(model, 0),
-        drafter=BlockDrafter(reference, embedding, rows, draft_token_ids),
-        decoder=TargetSlice.of_target(model, taps[-1] + 1),
-        adapter=loaded,
-        embedding=embedding,
-    )
+    drafter = BlockDrafter(reference, embedding, rows, draft_token_ids)
+    decoder = TargetSlice.of_target(model, taps[-1] + 1)
+    foresight = ForesightDrafter(drafter, decoder, loaded, embedding)
+    return Models(TargetSlice.of_target(model, 0), foresight)

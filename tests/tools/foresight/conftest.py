@@ -88,8 +88,8 @@ def make_models(tiny_target, make_folder):
         path = None if adapter == "absent" else folder / "adapter"
         models = assemble_models(tiny_target, folder, path)
         if adapter == "exact":
-            exact = initial_adapter(models.adapter.config, tiny_target).eval()
-            models = dataclasses.replace(models, adapter=exact)
+            foresight = models.foresight
+            foresight.adapter = initial_adapter(foresight.adapter.config, tiny_target).eval()
         return models
 
     return make

@@ -1,5 +1,6 @@
 """The calibration's fit recovers what made the rounds, and its thresholds cover."""
 
+import dataclasses
 import json
 import math
 
@@ -46,7 +47,8 @@ def simulated(count, drafts=4, vocab=12, seed=0):
     bonus = tempered_bonus_law(evidence, TRUE.anchor_temperature)
     at = bonus[torch.arange(count), lengths]
     anchors = torch.multinomial(at, 1, generator=generator).squeeze(1)
-    return Round(lengths, anchors, torch.ones(count, dtype=torch.bool), evidence)
+    live = torch.ones(count, dtype=torch.bool)
+    return Round(lengths, anchors, live, ~live, evidence)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def test_too_few_or_one_sided_rounds_are_refused(observed):
 def test_finished_requests_are_left_out():
     played = simulated(10)
     live = torch.arange(10) < 3
-    assert len(observe([Round(played.lengths, played.anchors, live, played.evidence)])) == 3
+    assert len(observe([dataclasses.replace(played, live=live)])) == 3
 
 
 @pytest.fixture(scope="module")

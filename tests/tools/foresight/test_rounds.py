@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from sglang_jetspec.foresight.outcomes import outcome_law
+from sglang_jetspec.foresight.outcomes import Outcomes, outcome_law
 from sglang_jetspec.foresight.refine import RefinePlan
+from sglang_jetspec.foresight.selection import RULES
 from sglang_jetspec.tools.foresight.evaluate import parse_plan
 from sglang_jetspec.tools.foresight.rounds import RoundPlan, Session
 
@@ -67,9 +68,56 @@ def test_an_exact_adapter_drafts_as_if_the_states_were_true(make_models):
 def test_refresh_and_replacement_by_an_exact_decoder_accept_every_draft(make_models):
     """Each refresh fixes at least one more token: g of them leave the target's own block."""
     models = make_models("exact")
-    plan = RoundPlan(RefinePlan(models.drafts, models.drafts))
+    drafts = models.head.block_size - 1
+    plan = RoundPlan(RefinePlan(drafts, drafts))
     rounds = list(Session(models, plan, PROMPTS, TOKENS, seed=0).play())
-    assert all((r.lengths[r.live] == models.drafts).all() for r in rounds)
+    assert all((r.lengths[r.live] == drafts).all() for r in rounds)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("outcomes", [1, 4])
+def test_cached_blocks_leave_the_greedy_text(make_models, greedy_text, rule, outcomes):
+    plan = RoundPlan(parse_plan("J1-R1"), "cached", outcomes=outcomes, rule=rule)
+    rounds, texts = decoded(Session(make_models("exact"), plan, PROMPTS, TOKENS, seed=0))
+    for found, expected in zip(texts, greedy_text, strict=True):
+        assert found == expected[: len(found)]
+    assert not rounds[0].cached.any()
+    if rule != "geometric":
+        assert any((r.cached & r.live).any() for r in rounds[1:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("plan", ["J0", "J1", "J2-R2"])
+def test_a_batch_of_outcomes_drafts_what_each_alone_would(make_models, plan):
+    """Blocks behind every outcome equal those of a state that holds this outcome only."""
+    models = make_models("random", token_input=False)
+    session = Session(models, RoundPlan(RefinePlan(0, 0)), PROMPTS, TOKENS, seed=0)
+    foresight, state, starts = models.foresight, session.state, session.base
+    positions = foresight.block_positions(starts)
+    drafts = foresight.draft(state, starts, RefinePlan(0, 0), session.generator).drafts
+    block = torch.cat([state.history.gather(1, starts[:, None]), drafts], dim=1)
+    states = foresight.predict(state, block, positions)
+    foresight.decode(state, states, positions)
+    lengths = torch.tensor([[0, 2, 4]]).expand(3, -1)
+    anchors = torch.tensor([[7, 8, 9]]).expand(3, -1)
+    outcomes = Outcomes(lengths, anchors, torch.zeros(3, 3))
+    before = state.history.clone(), state.context.fused.clone(), state.adapter_cache.keys.clone()
+    refinement = parse_plan(plan)
+    found = foresight.draft_ahead(
+        state, starts, block, states, outcomes, refinement, session.generator
+    )
+    assert torch.equal(before[0], state.history)
+    assert torch.equal(before[1], state.context.fused)
+    assert torch.equal(before[2], state.adapter_cache.keys)
+    for index, (k, a) in enumerate(((0, 7), (2, 8), (4, 9))):
+        alone = state.repeat(1)
+        accepted = positions[:, : k + 1]
+        alone.history.scatter_(1, accepted, block[:, : k + 1])
+        alone.history.scatter_(1, accepted[:, -1:] + 1, torch.full((3, 1), a))
+        alone.context.write(accepted, foresight.drafter.head.fuse(states[:, : k + 1]))
+        expected = foresight.draft(alone, starts + k + 1, refinement, session.generator)
+        assert torch.equal(found[:, index], expected.drafts)
+    assert not torch.equal(found[:, 0], found[:, 2])
 
 
 def test_exact_scores_are_calibrated_over_rounds(make_models):
