@@ -3,13 +3,14 @@
     python -m sglang_jetspec.tools.foresight.evaluate --target DIR --folder DIR --prompts FILE...
 
 One table has the acceptance length (committed tokens a round) of every Jn-Rm with stale, predicted
-and true states; the other the hit rate of the outcome cache by size and selection rule. Each
-request's first block, drafted behind the prompt, counts as a round but never as a hit or miss.
-Prints both tables, then one JSON line.
+and true states; one the hit rate of the outcome cache by size and selection rule; one whole rounds
+with a cache, where a miss is drafted behind true states in one pass. A request's first block,
+drafted behind the prompt, counts as a round but neither as hit nor as miss. Prints the tables, then
+one JSON line.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +50,9 @@ class EvaluateConfig:
     """Passes and refreshes; a trailing "n" refreshes without anchor replacement."""
     states: tuple[StateKind, ...] = ("stale", "predicted", "true")
     hit_plan: str = "J1-R1"
-    """Plan whose rounds the hit rates are measured on."""
+    """Plan whose rounds the hit rates and the cached rounds are measured on."""
+    cached_outcomes: tuple[int, ...] = (4,)
+    """Cache sizes of which whole rounds are played, with the calibrated rule."""
     cache_sizes: tuple[int, ...] = field(default=(1, 2, 4, 8, 16))
     stop_at_end_of_turn: bool = True
     seed: int = 1
@@ -124,25 +127,61 @@ class Evaluation:
             (plan, kind) for plan in plain for kind in self.config.states if kind != "predicted"
         ]
 
-    def lengths(self, prompts: Path, plan: str, kind: StateKind, hits: Hits | None) -> Tensor:
-        """Committed tokens of every round [N]; adds to `hits` if given."""
+    def cached_sizes(self) -> tuple[int, ...]:
+        """Cache sizes to play whole rounds with; none without an adapter."""
+        return self.config.cached_outcomes if self.models.foresight.adapter is not None else ()
+
+    def rounds(self, prompts: Path, plan: RoundPlan, name: str) -> Iterator[tuple[int, Round]]:
+        """Every batch's rounds, with their number in the batch."""
         config = self.config
         ids = read_prompt_ids(prompts, self.tokenizer, config.count)
         batches = [ids[i : i + config.batch_size] for i in range(0, len(ids), config.batch_size)]
         end = self.tokenizer.eos_token_id if config.stop_at_end_of_turn else None
-        setup = RoundPlan(parse_plan(plan), kind, config.temperature, hits is not None)
-        settings, found = RuleSettings(self.fitted), []
-        for index, batch in enumerate(tqdm(batches, desc=f"{prompts.stem} {plan} {kind}")):
-            session = Session(self.models, setup, batch, config.max_new_tokens, config.seed + index)
-            for played in session.play(end):
-                found.append((played.lengths + 1)[played.live])
-                if hits is not None:
-                    count_hits(played, config.cache_sizes, settings, hits)
+        for index, batch in enumerate(tqdm(batches, desc=f"{prompts.stem} {name}")):
+            session = Session(self.models, plan, batch, config.max_new_tokens, config.seed + index)
+            yield from enumerate(session.play(end))
+
+    def lengths(self, prompts: Path, plan: str, kind: StateKind, hits: Hits | None) -> Tensor:
+        """Committed tokens of every round [N]; adds to `hits` if given."""
+        setup = RoundPlan(
+            parse_plan(plan), kind, self.config.temperature, collect_evidence=hits is not None
+        )
+        found = []
+        for _, played in self.rounds(prompts, setup, f"{plan} {kind}"):
+            found.append((played.lengths + 1)[played.live])
+            if hits is not None:
+                count_hits(played, self.config.cache_sizes, RuleSettings(self.fitted), hits)
         return torch.cat(found).float()
+
+    def cached(self, prompts: Path, outcomes: int) -> dict[str, float]:
+        """Whole rounds with a cache: acceptance length of all, of hits and of misses; hit rate."""
+        config = self.config
+        plan = RoundPlan(
+            parse_plan(config.hit_plan),
+            "cached",
+            config.temperature,
+            outcomes=outcomes,
+            settings=RuleSettings(self.fitted),
+        )
+        first, hit, miss = [], [], []
+        for number, played in self.rounds(prompts, plan, f"cache of {outcomes}"):
+            committed = (played.lengths + 1).float()
+            if number == 0:
+                first.append(committed[played.live])
+                continue
+            hit.append(committed[played.live & played.cached])
+            miss.append(committed[played.live & ~played.cached])
+        parts = [torch.cat(part) for part in (first, hit, miss)]
+        return {
+            "acceptance_length": round(float(torch.cat(parts).mean()), 3),
+            "hit_acceptance_length": round(float(parts[1].mean()), 3),
+            "miss_acceptance_length": round(float(parts[2].mean()), 3),
+            "hit_rate": round(len(parts[1]) / max(len(parts[1]) + len(parts[2]), 1), 4),
+        }
 
 
 def evaluate(config: EvaluateConfig) -> dict[str, object]:
-    """Both measurements by prompt set."""
+    """All measurements by prompt set."""
     run = Evaluation(config)
     results: dict[str, object] = {}
     for prompts in config.prompts:
@@ -158,12 +197,13 @@ def evaluate(config: EvaluateConfig) -> dict[str, object]:
                 rule: {size: [round(c.rate, 4), *c.interval()] for size, c in sizes.items()}
                 for rule, sizes in hits.items()
             },
+            "cached": {size: run.cached(prompts, size) for size in run.cached_sizes()},
         }
     return results
 
 
 def print_tables(config: EvaluateConfig, results: dict[str, object]) -> None:
-    """Both tables, on stderr."""
+    """The tables, on stderr."""
     console = Console(stderr=True)
     for name, found in results.items():
         assert isinstance(found, dict)
@@ -178,6 +218,12 @@ def print_tables(config: EvaluateConfig, results: dict[str, object]) -> None:
             table.add_row(
                 rule, *(f"{rate:.3f} [{a:.3f}, {b:.3f}]" for rate, a, b in counts.values())
             )
+        console.print(table)
+        table = Table(
+            "cache of", "all", "hits", "misses", "hit rate", title=f"{name}: whole rounds"
+        )
+        for size, values in found["cached"].items():
+            table.add_row(str(size), *(f"{value:.3f}" for value in values.values()))
         console.print(table)
 
 

@@ -139,6 +139,9 @@ def test_calibrate_and_evaluate_commands(make_folder, target, tmp_path, capsys):
     assert set(results["acceptance_length"]) == {
         f"{plan} {kind}" for plan in ("J0", "J1-R1") for kind in ("stale", "predicted", "true")
     }
+    whole = results["cached"]["4"]
+    assert 1 <= whole["miss_acceptance_length"] <= 5
+    assert whole["hit_rate"] > 0
     rates = [results["hit_rate"]["uncalibrated"][size][0] for size in ["1", "2", "4", "8", "16"]]
     assert rates == sorted(rates)
     assert 0 < rates[-1] <= 1
