@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_jetspec.backends.registry import TREE_ATTENTION
 from sglang_jetspec.config import (
     OptionError,
     Options,
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
     import torch
     from sglang.srt.managers.overlap_utils import FutureMap
 
-logger = logging.getLogger(__name__)
-
 # Backends whose verify pass reads a tree mask. The others ignore it without a word.
-TREE_BACKENDS = ("jetspec_cpu", "flashinfer", "triton")
+TREE_BACKENDS = ("jetspec_cpu", "flashinfer", "triton", TREE_ATTENTION)
 DEFAULT_MAX_RUNNING_REQUESTS = 48
 
 
@@ -89,7 +88,7 @@ class JetSpecAlgorithm(CustomSpecAlgo):
 
     def handle_server_args(self, server_args: Any) -> None:
         """Resolve the options and write them to SGLang's fields."""
-        _, _, options = resolve_head_options(server_args)
+        _, head, options = resolve_head_options(server_args)
         server_args.speculative_num_draft_tokens = options.num_draft_tokens
         server_args.speculative_eagle_topk = options.width
         # SGLang's memory check reserves max(steps * topk, N) slots a request and round, which fits
@@ -97,12 +96,15 @@ class JetSpecAlgorithm(CustomSpecAlgo):
         server_args.speculative_num_steps = 1
         server_args.speculative_dflash_block_size = options.block_size
         server_args.enable_mixed_chunk = False
+        length = server_args.context_length
+        if length is not None and length > head.max_position_embeddings:
+            # SGLang has checked the length against the target by now. It would hold the head to it
+            # too, in every process, though the head is given a window (`heads/jetspec.py`).
+            envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.set(True)
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         if server_args.speculative_draft_attention_backend is None:
             server_args.speculative_draft_attention_backend = server_args.attention_backend
-        if server_args.device != "cpu":
-            _verify_eagerly(server_args)
 
 
 def resolve_head_options(args: Any) -> tuple[Path, HeadConfig, Options]:
@@ -119,16 +121,6 @@ def resolve_head_options(args: Any) -> tuple[Path, HeadConfig, Options]:
         depth=args.speculative_num_steps,
     )
     return folder, head, resolve_options(head, on_cpu=args.device == "cpu", flags=flags)
-
-
-def _verify_eagerly(args: Any) -> None:
-    """Switch decode graphs off: SGLang captures them without a tree mask for block drafters."""
-    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
-
-    logger.warning("JETSPEC verifies without CUDA graphs: SGLang's would drop the tree mask.")
-    args.cuda_graph_config = with_phase(
-        args.cuda_graph_config, Phase.DECODE, backend=Backend.DISABLED
-    )
 
 
 def check_local_head(
@@ -173,13 +165,6 @@ def validate_server_args(args: Any) -> None:
     _refuse(mode not in (None, "null"), "--disaggregation-mode", mode, "serve without it.")
     count = args.tokenizer_worker_num
     _refuse(count != 1, "--tokenizer-worker-num", count, "SGLang loads no plug-in in them; use 1.")
-    on_cpu = args.device == "cpu"
-    _refuse(
-        on_cpu and args.page_size not in (None, 1),
-        "--page-size",
-        args.page_size,
-        "the CPU platform allocates slot by slot; use 1.",
-    )
     _choose_tree_backend(args)
     for kind in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
         backend = getattr(args, kind)
@@ -189,6 +174,16 @@ def validate_server_args(args: Any) -> None:
             backend,
             f"it ignores tree masks; use {' or '.join(TREE_BACKENDS)}.",
         )
+    backends = {
+        getattr(args, f"{kind}_attention_backend") or args.attention_backend
+        for kind in ("prefill", "decode")
+    }
+    _refuse(
+        TREE_ATTENTION in backends and backends != {TREE_ATTENTION},
+        "--prefill-attention-backend and --decode-attention-backend",
+        " and ".join(sorted(map(str, backends))),
+        f"{TREE_ATTENTION} serves both phases; use --attention-backend {TREE_ATTENTION}.",
+    )
     for name in ("single", "acc"):
         value = getattr(args, f"speculative_accept_threshold_{name}")
         flag = f"--speculative-accept-threshold-{name}"
@@ -201,16 +196,9 @@ def validate_server_args(args: Any) -> None:
         ("enable_two_batch_overlap", "serve without it."),
         ("enable_hierarchical_cache", "serve without it."),
         ("enable_lora", "merge the adapter into the target first."),
-        ("enable_deterministic_inference", "serve without it."),
+        ("enable_deterministic_inference", "sampling_seed is served without it."),
     ):
         value = getattr(args, name)
         _refuse(bool(value), "--" + name.replace("_", "-"), value, fix)
     folder, head, _ = resolve_head_options(args)
     check_tensors(folder, head)
-    length, reach = args.context_length, head.max_position_embeddings
-    _refuse(
-        length is not None and length > reach,
-        "--context-length",
-        length,
-        f"the head has max_position_embeddings={reach}; use at most that.",
-    )

@@ -48,6 +48,10 @@ SERVE_HOOKS = (
         "sglang.srt.layers.logprob_processor:compute_spec_logprobs",
         ("batch", "logits_output", "predict", "accept_index"),
     ),
+    Hook(
+        "sglang.srt.layers.sampler:Sampler._sample_from_probs",
+        ("probs", "sampling_info", "positions", "simple_sampling_case"),
+    ),
     Hook("sglang.srt.managers.overlap_utils:FutureMap", ("device", "spec_algo")),
     Hook("sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request", ("obj",)),
     Hook("sglang.srt.managers.tp_worker:TpModelWorker._init_model_config"),
@@ -62,6 +66,23 @@ SERVE_HOOKS = (
     Hook(
         "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
         ("batch", "model_runner", "capture_hidden_mode", "kv_loc_plan"),
+    ),
+    Hook(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
+        ("model_runner", "attn_backend"),
+    ),
+    Hook(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.get_spec_info",
+        ("num_tokens",),
+    ),
+    Hook("sglang.srt.model_executor.model_runner:ModelRunner._decode_cuda_graph_runner_cls"),
+    Hook(
+        "sglang.srt.layers.attention.flashinfer_backend:fast_prefill_plan",
+        ("qo_indptr_host", "kv_indptr_host", "kv_lens_host", "uniform_verify_width"),
+    ),
+    Hook(
+        "sglang.srt.layers.attention.triton_backend:TritonAttnBackend.init_forward_metadata_out_graph",
+        ("forward_batch", "in_capture"),
     ),
     Hook("sglang.srt.models.dflash:DFlashDraftModel.project_target_hidden", ("target_hidden",)),
     Hook("sglang.srt.models.dflash:DFlashAttention.kv_proj_only", ("hidden_states",)),

@@ -16,6 +16,8 @@ from sglang.srt.speculative.draft_parallel import (
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
+from sglang_jetspec.acceptance_watch import AcceptanceWatch
+from sglang_jetspec.backends.draft_graph import GraphedTrees, TreeDrafter
 from sglang_jetspec.config import Options, PartialOptions, resolve_options
 from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import HeadConfig, HeadError
@@ -47,6 +49,12 @@ def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
         )
 
 
+def decode_graphs(runner: Any) -> Any:
+    """A runner's decode graphs, or None where it has captured none."""
+    graphs = runner.decode_cuda_graph_runner
+    return None if graphs is runner.eager_runner else graphs
+
+
 class SpecWorkerBase(BaseSpecWorker):
     """The draft runner beside the target's: weights, KV pool, attention backend, graphs.
 
@@ -61,6 +69,7 @@ class SpecWorkerBase(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = target_worker.device
         self.on_cpu = self.device == "cpu"
+        self.watch = AcceptanceWatch()
         spec = get_spec()
         if not ModelRegistry.is_arch_supported(JetSpecDraftModel.__name__):
             ModelRegistry.register("sglang_jetspec.heads")
@@ -95,6 +104,15 @@ class SpecWorkerBase(BaseSpecWorker):
                 depth=spec.speculative_dflash_block_size - 1,
             ),
         )
+        self.graphed_trees = GraphedTrees(
+            TreeDrafter(
+                self.draft_model, self.options, int(self.model_runner.model_config.context_len)
+            )
+        )
+        if not self.on_cpu:
+            from sglang_jetspec.backends.graph_runner import install
+
+            install(self.model_runner, self.draft_runner)
         self.speculative_num_draft_tokens = self.options.num_draft_tokens
         self.speculative_num_steps = self.options.depth
         logger.info("JETSPEC head %s, %s", spec.speculative_draft_model_path, self.options)
@@ -111,6 +129,11 @@ class SpecWorkerBase(BaseSpecWorker):
     def clear_cache_pool(self) -> None:
         """Called when the cache is flushed, as it is after a weight update."""
         self.draft_model.refresh_draft_vocabulary()
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        self.watch.count(num_correct_drafts_per_req)
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
@@ -137,5 +160,9 @@ class SpecWorkerBase(BaseSpecWorker):
             self._draft_worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
+        """Capture the draft pass, trees included, per bucket, where the target's verify pass is."""
+        capture = not self.on_cpu and decode_graphs(self.model_runner) is not None
+        if capture:
+            self.draft_runner.capture_tail_hooks.append(self.graphed_trees.capture)
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
-            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=False)
+            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)

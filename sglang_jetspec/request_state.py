@@ -44,6 +44,14 @@ def _padded(rows: list[list[int]]) -> list[list[int]]:
     return [row + (row[:1] or [0]) * (longest - len(row)) for row in rows]
 
 
+def sent(values: list[Any], device: torch.device | str) -> Tensor:
+    """A tensor on the device, without waiting for the work under way there."""
+    tensor = torch.tensor(values)
+    if torch.device(device).type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def stop_tokens(req: Any) -> list[int]:
     """The tokens SGLang withholds until ``min_new_tokens`` have been generated.
 
@@ -100,11 +108,7 @@ class RequestState:
             self._replace_penalties(info, rows, [len(req.output_ids) for req in reqs])
 
     def _sent(self, values: list[Any]) -> Tensor:
-        """A tensor on the device, without waiting for the work under way there."""
-        tensor = torch.tensor(values)
-        if torch.device(self.device).type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        return sent(values, self.device)
 
     def _write_stops(self, rows: Tensor, stops: list[list[int]]) -> None:
         new = self._sent(_padded(stops))

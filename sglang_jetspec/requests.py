@@ -24,8 +24,6 @@ def unserved(request: Any, grammar_backend: str) -> str | None:
         if getattr(request, name):
             return name
     parameters = request.sampling_params or {}
-    if parameters.get("sampling_seed") is not None:
-        return "sampling_seed (seed in OpenAI's interface)"
     for name in GRAMMARS:
         if parameters.get(name) and grammar_backend not in GRAMMAR_BACKENDS:
             return f"{name} under --grammar-backend {grammar_backend}"

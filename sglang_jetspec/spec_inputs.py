@@ -6,10 +6,14 @@ B requests, N tree nodes (root included).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.mem_cache.allocation import alloc_for_spec_decode, alloc_token_slots
+from sglang.srt.mem_cache.allocation import (
+    alloc_for_spec_decode,
+    alloc_paged_token_slots_extend,
+    alloc_token_slots,
+)
 from sglang.srt.mem_cache.allocation_sizing import page_aligned_decode_alloc_lens
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.runtime_context import get_spec
@@ -95,13 +99,14 @@ class JetSpecDraftInput(SpecInput):
 def reserve_slots(batch: ScheduleBatch, current: list[int], wanted: list[int]) -> None:
     """Extend each request's slots from ``current[i]`` to ``wanted[i]`` tokens.
 
-    The CPU takes its own path at page size 1: SGLang writes the slot table with Triton.
+    The CPU writes the slot table itself: SGLang does it with Triton.
     """
     needed = sum(wanted) - sum(current)
     if needed == 0:
         return
+    current_cpu, wanted_cpu = (torch.tensor(x, dtype=torch.int64) for x in (current, wanted))
     if batch.device != "cpu":
-        current_cpu, wanted_cpu = (torch.tensor(x, dtype=torch.int32) for x in (current, wanted))
+        current_cpu, wanted_cpu = current_cpu.int(), wanted_cpu.int()
         alloc_for_spec_decode(
             batch.tree_cache,
             batch.req_to_token_pool,
@@ -115,9 +120,20 @@ def reserve_slots(batch: ScheduleBatch, current: list[int], wanted: list[int]) -
             batch=batch,
         )
         return
-    slots = alloc_token_slots(batch.tree_cache, needed).to(torch.int32)
     table = batch.req_to_token_pool.req_to_token
-    start = 0
+    if batch.token_to_kv_pool_allocator.page_size == 1:
+        slots = alloc_token_slots(batch.tree_cache, needed)
+    else:
+        slots = alloc_paged_token_slots_extend(
+            batch.tree_cache,
+            current_cpu,
+            current_cpu,
+            wanted_cpu,
+            wanted_cpu,
+            last_loc=table[batch.req_pool_indices, current_cpu - 1].long(),
+            extend_num_tokens=needed,
+        )
+    slots, start = slots.to(torch.int32), 0
     for req, row, old, new in zip(
         batch.reqs, batch.req_pool_indices.tolist(), current, wanted, strict=True
     ):
@@ -133,6 +149,12 @@ class JetSpecVerifyInput(EagleVerifyInput):
     """
 
     @classmethod
+    def for_capture(cls, mask: torch.Tensor, *, nodes: int) -> JetSpecVerifyInput:
+        """The input a CUDA graph is captured with. mask: a buffer in the backend's layout, at
+        least as long as the largest bucket's masks at the runner's fill lengths."""
+        return cls._of(None, None, mask, nodes=nodes, spec_steps=nodes - 1)
+
+    @classmethod
     def from_trees(
         cls,
         tokens: torch.Tensor,
@@ -145,25 +167,46 @@ class JetSpecVerifyInput(EagleVerifyInput):
     ) -> JetSpecVerifyInput:
         """Build the input. tokens, positions: [B, N] int64.
 
-        mask: on the CPU [B, N, N] bool (True = may attend; the prefix always is), elsewhere the
-        flat mask of ``backends.tree_mask``. seq_lens_cpu: [B] committed lengths, if known.
+        mask: in the layout of the attention backend (``backends.tree_mask``). seq_lens_cpu: [B]
+        committed lengths, if known.
         """
-        nodes = tokens.shape[1]
+        return cls._of(
+            tokens.reshape(-1),
+            positions.reshape(-1),
+            mask,
+            nodes=tokens.shape[1],
+            spec_steps=depth,
+            seq_lens_sum=None if seq_lens_cpu is None else int(seq_lens_cpu.sum()),
+            seq_lens_cpu=seq_lens_cpu,
+            kv_loc_plan=plan,
+        )
+
+    @classmethod
+    def _of(
+        cls,
+        tokens: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        mask: torch.Tensor,
+        *,
+        nodes: int,
+        seq_lens_sum: int | None = None,
+        seq_lens_cpu: torch.Tensor | None = None,
+        **fields: Any,
+    ) -> JetSpecVerifyInput:
         return cls(
-            draft_token=tokens.reshape(-1),
+            draft_token=tokens,
             custom_mask=mask,
-            positions=positions.reshape(-1),
+            positions=positions,
             retrieve_index=None,
             retrieve_next_token=None,
             retrieve_next_sibling=None,
             retrieve_cum_len=None,
-            spec_steps=depth,
             topk=nodes,
             draft_token_num=nodes,
             capture_hidden_mode=CaptureHiddenMode.FULL,
-            seq_lens_sum=None if seq_lens_cpu is None else int(seq_lens_cpu.sum()),
+            seq_lens_sum=seq_lens_sum,
             seq_lens_cpu=seq_lens_cpu,
-            kv_loc_plan=plan,
+            **fields,
         )
 
     @property

@@ -8,7 +8,7 @@ front. B requests, N tree nodes, D depth.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,22 +16,26 @@ from torch import Tensor
 from sglang_jetspec.verification import Acceptance
 
 
-@lru_cache(maxsize=64)
+@cache
 def counting(count: int, device: str | torch.device) -> Tensor:
-    """[count] int64: 0, 1, 2, ..."""
+    """[count] int64: 0, 1, 2, ... Kept for good: captured graphs hold its address."""
     return torch.arange(count, device=device)
+
+
+def usable_nodes(prefix_lens: Tensor, nodes: int, context_len: int) -> Tensor:
+    """[B] int64 nodes a request of [B] committed lengths can still hold, 1..N."""
+    return (context_len - prefix_lens).clamp(1, nodes)
 
 
 @dataclass(frozen=True)
 class Window:
     """slots: [B, N] int64, slot of position L + i, 0 (padding) past the usable nodes.
 
-    usable: [B] int64, nodes the request can still hold before the context limit, 1..N.
+    Past what `usable_nodes` allows the tree is dead, and its slots are padding.
     """
 
     prefix_lens: Tensor
     slots: Tensor
-    usable: Tensor
     context_len: int
 
     @classmethod
@@ -45,11 +49,11 @@ class Window:
     ) -> Window:
         """request_table: [R, C] int32, slots by request row. request_rows, prefix_lens: [B]."""
         index = counting(nodes, prefix_lens.device)
-        usable = (context_len - prefix_lens).clamp(1, nodes)
+        usable = usable_nodes(prefix_lens, nodes, context_len)
         columns = prefix_lens.unsqueeze(1) + index
         columns = columns.clamp(max=request_table.shape[1] - 1)
         slots = request_table[request_rows.unsqueeze(1), columns].long()
-        return cls(prefix_lens, slots * (index < usable.unsqueeze(1)), usable, context_len)
+        return cls(prefix_lens, slots * (index < usable.unsqueeze(1)), context_len)
 
     def positions(self, depths: Tensor) -> Tensor:
         """[B, n] absolute positions of rows at ``depths`` below the root ([n] or [B, n])."""

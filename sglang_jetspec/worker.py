@@ -20,16 +20,15 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_info
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from sglang_jetspec.backends.tree_mask import flat_tree_mask
+from sglang_jetspec.backends.tree_mask import verify_mask
 from sglang_jetspec.grammar import node_masks
-from sglang_jetspec.lifecycle import SpecWorkerBase
+from sglang_jetspec.lifecycle import SpecWorkerBase, decode_graphs
 from sglang_jetspec.logprobs import write_logprobs
+from sglang_jetspec.sampling import batch_sampling, batch_seeds, seed_prefill
 from sglang_jetspec.spec_inputs import JetSpecDraftInput, JetSpecVerifyInput
-from sglang_jetspec.trees import TREE_BUILDERS, DraftTree
-from sglang_jetspec.trees.shrink import shrink
+from sglang_jetspec.trees import DraftTree
 from sglang_jetspec.verification import (
     Acceptance,
-    Sampling,
     accept,
     accept_lazily,
     target_choices,
@@ -63,6 +62,7 @@ class JetSpecWorker(SpecWorkerBase):
         The head's KV is written before returning: the prefix cache may take the slots at once.
         """
         self.requests.begin(batch)
+        seed_prefill(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
@@ -73,9 +73,11 @@ class JetSpecWorker(SpecWorkerBase):
             on_publish(batch.seq_lens)
         features, result.logits_output.hidden_states = result.logits_output.hidden_states, None
         lengths = zip(batch.prefix_lens, batch.extend_lens, strict=True)
-        positions = torch.cat([torch.arange(start, start + n) for start, n in lengths])
+        positions = torch.cat(
+            [torch.arange(start, start + n, device=self.device) for start, n in lengths]
+        )
         slots = plan.write_ids(self.draft_runner.kv_index_translator)
-        self._write_draft_context(features, positions.to(self.device), slots)
+        self._write_draft_context(features, positions, slots)
         result.next_draft_input = JetSpecDraftInput(
             bonus_tokens=result.next_token_ids.long(), new_seq_lens=batch.seq_lens
         )
@@ -119,7 +121,7 @@ class JetSpecWorker(SpecWorkerBase):
         target = self._verify(batch, tree, window, plan)
         logits = target.logits_output.next_token_logits.view(*tree.tokens.shape, -1)
         self.requests.adjust(batch, tree, logits, build_masks and build_masks())
-        acceptance = self._accept(tree, logits, batch.sampling_info)
+        acceptance = self._accept(batch, tree, logits)
         self.requests.advance(batch, acceptance)
         new_seq_lens = batch.seq_lens + acceptance.lengths
         if on_publish is not None:
@@ -147,7 +149,7 @@ class JetSpecWorker(SpecWorkerBase):
 
     def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> DraftTree:
         """One pass of the head over [root, mask x D]; row i predicts position L + i."""
-        options, rows = self.options, self.options.block_size
+        rows = self.options.block_size
         block = roots.new_full((len(roots), rows), self.head.mask_token_id)
         block[:, 0] = roots
         forward_batch = ForwardBatch(
@@ -158,7 +160,8 @@ class JetSpecWorker(SpecWorkerBase):
             seq_lens=batch.seq_lens,
             out_cache_loc=None,
             seq_lens_sum=batch.seq_lens_sum,
-            seq_lens_cpu=batch.seq_lens_cpu,
+            # FlashInfer plans a captured draft pass from these: the block counts there.
+            seq_lens_cpu=None if batch.seq_lens_cpu is None else batch.seq_lens_cpu + rows,
             positions=window.positions(counting(rows, self.device)).flatten(),
             spec_algorithm=batch.spec_algorithm,
             spec_info=make_draft_block_spec_info(draft_token_num=rows, device=self.device),
@@ -173,18 +176,25 @@ class JetSpecWorker(SpecWorkerBase):
             write_virtual=window.slots[:, :rows].reshape(-1),
             read_extent=rows,
         ).bind(forward_batch, translator)
+        graphs = decode_graphs(self.draft_runner)
+        replayed = graphs is not None and graphs.can_run_graph(forward_batch)
         with draft_tp_context(self.draft_parallel_layout):
             output = self.draft_runner.forward(forward_batch).logits_output
-            hidden = output.hidden_states.view(len(roots), rows, -1)[:, 1:]
-            tokens, logprobs = self.draft_model.propose(hidden, options.width)
-        tree = TREE_BUILDERS[options.tree](roots, tokens, logprobs, options.num_draft_tokens)
-        return shrink(tree, window.usable)
+            if replayed:
+                return self.graphed_trees.read(len(roots))
+            return self.graphed_trees.drafter(output.hidden_states, block, batch.seq_lens)
 
     def _verify(self, batch: Any, tree: DraftTree, window: Window, plan: Any) -> Any:
         """One target pass over the trees: logits and captured features of all B * N nodes."""
-        mask = tree.ancestors
-        if not self.on_cpu:
-            mask = flat_tree_mask(mask, batch.seq_lens, int(batch.seq_lens_cpu.sum()))
+        runner = self.model_runner
+        graphs = decode_graphs(runner)
+        mask = verify_mask(
+            runner.attn_backend,
+            tree.ancestors,
+            batch,
+            padding=graphs.padding(len(tree.tokens)) if graphs else 0,
+            context_len=window.context_len,
+        )
         batch.spec_info = JetSpecVerifyInput.from_trees(
             tree.tokens,
             window.positions(tree.depths),
@@ -198,32 +208,21 @@ class JetSpecWorker(SpecWorkerBase):
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         forward_batch = ForwardBatch.init_new(
             batch,
-            self.model_runner,
+            runner,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             return_hidden_states_before_norm=False,
             kv_loc_plan=plan,
         )
-        graphs = self.model_runner.decode_cuda_graph_runner
-        if graphs and graphs.can_run_graph(forward_batch):
-            graphs.load_batch(forward_batch)
-            forward_batch.mark_forward_metadata_ready()
         return self._target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True
         )
 
-    def _accept(self, tree: DraftTree, logits: torch.Tensor, sampling_info: Any) -> Acceptance:
-        sampling = Sampling(
-            temperatures=sampling_info.temperatures.view(-1),
-            top_ks=sampling_info.top_ks,
-            top_ps=sampling_info.top_ps,
-            min_ps=sampling_info.min_ps if sampling_info.need_min_p_sampling else None,
-            # SGLang stores temperature 0 as top_k 1.
-            greedy=sampling_info.top_ks == 1,
-            all_greedy=sampling_info.is_all_greedy,
-        )
+    def _accept(self, batch: Any, tree: DraftTree, logits: torch.Tensor) -> Acceptance:
+        sampling = batch_sampling(batch.sampling_info, batch_seeds(batch, batch.seq_lens))
         if self.on_cpu:
             return accept_lazily(tree, logits, sampling, max_depth=self.options.depth)
-        return accept(tree, target_choices(logits, sampling), self.options.depth)
+        choices = target_choices(logits, sampling, depths=tree.depths)
+        return accept(tree, choices, self.options.depth)
 
     def _commit(self, window: Window, acceptance: Acceptance, features: torch.Tensor) -> None:
         """Move accepted KV to the front of the window and give the head the new features."""

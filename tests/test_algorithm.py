@@ -84,8 +84,7 @@ def test_plain_arguments_pass(args):
         ({"decode_attention_backend": "torch_native"}, "--decode-attention-backend torch_native"),
         ({"speculative_accept_threshold_acc": 0.9}, "threshold-acc 0.9.*leave it at 1.0"),
         ({"enable_lora": True}, "--enable-lora"),
-        ({"page_size": 16}, "--page-size 16"),
-        ({"context_length": 65}, "--context-length 65.*max_position_embeddings=64"),
+        ({"enable_deterministic_inference": True}, "sampling_seed is served without it"),
         ({"speculative_num_draft_tokens": 300}, "--speculative-num-draft-tokens=300"),
         ({"speculative_num_draft_tokens": 1}, "--speculative-num-draft-tokens=1"),
     ],
@@ -131,16 +130,24 @@ def test_the_resolved_shape_is_written_to_sglangs_fields(args):
     assert args.speculative_draft_attention_backend == "jetspec_cpu"
 
 
-def test_decode_graphs_are_switched_off_on_a_device(args):
+def test_tree_attention_serves_both_phases_or_none(args):
+    vars(args).update(attention_backend="flashinfer", decode_attention_backend="jetspec_triton")
+    with pytest.raises(OptionError, match=r"flashinfer and jetspec_triton.*both phases"):
+        validate_server_args(args)
+    args.prefill_attention_backend = "jetspec_triton"
+    validate_server_args(args)
+    vars(args).update(attention_backend="jetspec_triton", prefill_attention_backend=None)
+    validate_server_args(args)
+
+
+def test_decode_graphs_stay_on_a_device(args):
     from sglang.srt.model_executor.cuda_graph_config import Backend, CudaGraphConfig, PhaseConfig
 
-    decode, prefill = PhaseConfig(backend=Backend.FULL), PhaseConfig(backend=Backend.FULL)
     vars(args).update(device="cuda", attention_backend="flashinfer", max_running_requests=8)
     vars(args).update(
         speculative_draft_attention_backend=None,
-        cuda_graph_config=CudaGraphConfig(decode=decode, prefill=prefill),
+        cuda_graph_config=CudaGraphConfig(decode=PhaseConfig(backend=Backend.FULL)),
     )
     JetSpecAlgorithm("JETSPEC", lambda args: object).handle_server_args(args)
-    assert args.cuda_graph_config.decode.backend == Backend.DISABLED
-    assert args.cuda_graph_config.prefill.backend == Backend.FULL
+    assert args.cuda_graph_config.decode.backend == Backend.FULL
     assert args.max_running_requests == 8

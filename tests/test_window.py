@@ -3,7 +3,7 @@
 import torch
 
 from sglang_jetspec.verification import Acceptance
-from sglang_jetspec.window import Commit, Window
+from sglang_jetspec.window import Commit, Window, usable_nodes
 
 TABLE = torch.arange(100, 160, dtype=torch.int32).view(3, 20)
 
@@ -15,14 +15,14 @@ def window(prefix, nodes=4, context=16):
 def test_slots_follow_the_committed_prefix():
     opened = window([3, 5])
     assert opened.slots.tolist() == [[143, 144, 145, 146], [105, 106, 107, 108]]
-    assert opened.usable.tolist() == [4, 4]
+    assert usable_nodes(opened.prefix_lens, 4, 16).tolist() == [4, 4]
     depths = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 3]])
     assert opened.positions(depths).tolist() == [[3, 4, 4, 5], [5, 6, 7, 8]]
 
 
 def test_near_the_context_limit_slots_and_positions_stay_inside():
     opened = window([14, 18])
-    assert opened.usable.tolist() == [2, 1]
+    assert usable_nodes(opened.prefix_lens, 4, 16).tolist() == [2, 1]
     assert opened.slots.tolist() == [[154, 155, 0, 0], [118, 0, 0, 0]]
     assert opened.positions(torch.arange(4)).tolist() == [[14, 15, 15, 15], [15] * 4]
 

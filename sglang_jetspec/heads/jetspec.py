@@ -6,6 +6,7 @@ B requests, D depth, W width, H hidden size, T captured target layers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -21,7 +22,17 @@ from sglang.srt.runtime_context import get_spec
 from torch import nn
 
 from sglang_jetspec.config import causality_override
-from sglang_jetspec.heads.format import HeadConfig, HeadError, load_head_config, resolve_head
+from sglang_jetspec.heads.format import (
+    HeadConfig,
+    HeadError,
+    load_head_config,
+    resolve_head,
+)
+
+logger = logging.getLogger(__name__)
+
+# How the published tensors of a head are named; a target's have a prefix before these.
+HEAD_PREFIXES = ("fc.", "hidden_norm.", "norm.", "layers.")
 
 
 def make_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -54,13 +65,17 @@ class JetSpecDraftModel(DFlashDraftModel):
                 layer.self_attn.use_table_qk_norm_rope = False
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load the published tensors; every expected one must arrive (``check_tensors``)."""
+        """Load the published tensors; every expected one must arrive (``check_tensors``).
+
+        A weight update of the target comes here too, and the base class would take the target's
+        ``model.layers.0`` for the head's ``layers.0``.
+        """
 
         def model_weights() -> Iterable[tuple[str, torch.Tensor]]:
             for name, tensor in weights:
                 if name == "draft_token_ids":
                     self.draft_token_ids.copy_(tensor)
-                else:
+                elif name.startswith(HEAD_PREFIXES):
                     yield name, tensor
 
         super().load_weights(model_weights())
@@ -88,9 +103,14 @@ class JetSpecDraftModel(DFlashDraftModel):
 
     def refresh_draft_vocabulary(self) -> None:
         """Gather the LM head's rows of the draft vocabulary, again after a weight update."""
-        if self.draft_token_ids is not None:
-            rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
-            self.__dict__["draft_projection"] = make_linear(rows)
+        if self.draft_token_ids is None:
+            return
+        rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
+        if rows.device.type != "cpu" and "draft_rows" in self.__dict__:
+            self.draft_rows.copy_(rows)  # captured graphs hold its address
+            return
+        self.__dict__["draft_rows"] = rows
+        self.__dict__["draft_projection"] = make_linear(rows)
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., H] to logits over the (draft) vocabulary, through the target's LM head."""
@@ -98,6 +118,11 @@ class JetSpecDraftModel(DFlashDraftModel):
             return self.draft_projection(hidden)
         head = self.target_lm_head
         return head.quant_method.apply(head, hidden)[..., : head.org_vocab_size]
+
+    def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[n] int64 to [n, H]. A model with this method is captured from ids, not embeddings."""
+        embeds = self.target_embedding(input_ids)
+        return embeds if self.embedding_scale == 1.0 else embeds * self.embedding_scale
 
     @torch.no_grad()
     def forward(
@@ -109,9 +134,7 @@ class JetSpecDraftModel(DFlashDraftModel):
         **kwargs: Any,
     ) -> Any:
         if input_embeds is None:
-            input_embeds = self.target_embedding(input_ids)
-            if self.embedding_scale != 1.0:
-                input_embeds = input_embeds * self.embedding_scale
+            input_embeds = self.forward_embed(input_ids)
         if self.dense is None:
             return super().forward(input_ids, positions, forward_batch, input_embeds)
         hidden = self.dense.forward(input_embeds, positions, forward_batch)
@@ -163,7 +186,7 @@ class JetSpecDraftWorker(TpModelWorker):
     head: HeadConfig
 
     def _init_model_config(self) -> None:
-        # A head trained on shorter texts than the target serves; see the rotary table below.
+        # A head trained on shorter texts than the target serves is given a window below.
         with envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True):
             super()._init_model_config()
         spec = get_spec()
@@ -175,12 +198,17 @@ class JetSpecDraftWorker(TpModelWorker):
         config.architectures = [JetSpecDraftModel.__name__]
         config.is_causal = self.head.causal
         config.jetspec_draft_vocab_size = self.head.draft_vocab_size
-        if getattr(config, "layer_types", None) is None:
+        reach = self.head.max_position_embeddings
+        if reach < int(self.context_length):
+            # Distances the head was never trained on stay out of its sight.
+            config.layer_types = ["sliding_attention"] * self.head.num_hidden_layers
+            config.sliding_window = reach
+            logger.info("the head sees the last %d tokens, its max_position_embeddings", reach)
+        elif getattr(config, "layer_types", None) is None:
             config.layer_types = ["full_attention"] * self.head.num_hidden_layers
-        # Positions past the trained range still need a rotary table; drafts there are
-        # extrapolated, what is committed is the target's choice all the same.
-        reach = int(self.context_length) + int(spec.speculative_num_draft_tokens) + 1
-        config.max_position_embeddings = max(self.head.max_position_embeddings, reach)
+        # Positions are absolute, so that the rotary table covers the context and one block.
+        last = int(self.context_length) + int(spec.speculative_num_draft_tokens) + 1
+        config.max_position_embeddings = max(reach, last)
 
 
 EntryClass = JetSpecDraftModel

@@ -9,7 +9,7 @@ tree of DDTree's heap, without a heap.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -28,12 +28,13 @@ def _level_sizes(nodes: int, depth: int, width: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _candidate_index(
     sizes: tuple[int, ...], padding: int, width: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Constants per candidate [C]: its depth, its row in the flat [D*W] drafts, and the number of
-    the first candidate of its parents' level (the root is candidate 0, so level 1 starts at 1)."""
+    the first candidate of its parents' level (the root is candidate 0, so level 1 starts at 1).
+    Kept for good: captured graphs hold their addresses."""
     depth = torch.cat(
         [torch.full((size,), level + 1) for level, size in enumerate(sizes)]
         + [torch.zeros(padding, dtype=torch.int64)]

@@ -86,7 +86,7 @@ def accept_lazily(
     walking = torch.arange(batch, device=logits.device)  # requests still on a path
     node = torch.zeros_like(walking)
     for level in range(depth + 1):
-        choice = _choose(logits[walking, node], sampling.rows(walking), generator)
+        choice = _choose(logits[walking, node], sampling.rows(walking, level), generator)
         path[walking, level] = node
         tokens[walking, level] = choice
         children = (tree.parents[walking] == node.unsqueeze(1)) & tree.live[walking]

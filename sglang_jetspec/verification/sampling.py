@@ -11,10 +11,13 @@ Shapes: B requests, N tree nodes, V vocabulary, M rows of any origin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from sglang_jetspec.verification.seeds import Seeds, draw_with_seeds
 
 ARGMAX_CHUNK = 128  # CPU: chunk maxima vectorise, torch.argmax does not (about 10x at V = 49152)
 FIRST_RANKS = 1024  # CPU: a top-p set is nearly always inside this many tokens; else sort them all
@@ -31,9 +34,10 @@ class Sampling:
     min_ps: Tensor | None  # [B] fp32 in [0, 1]; None: no request uses it
     greedy: Tensor  # [B] bool
     all_greedy: bool
+    seeds: Seeds | None = None  # None: no request is seeded
 
-    def rows(self, index: Tensor) -> Sampling:
-        """Settings of [M] rows, given the request each belongs to."""
+    def rows(self, index: Tensor, depths: Tensor | int = 0) -> Sampling:
+        """Settings of [M] rows at ``depths``, given the request each belongs to."""
         return Sampling(
             self.temperatures[index],
             self.top_ks[index],
@@ -41,6 +45,7 @@ class Sampling:
             None if self.min_ps is None else self.min_ps[index],
             self.greedy[index],
             self.all_greedy,
+            None if self.seeds is None else self.seeds.rows(index, depths),
         )
 
 
@@ -69,14 +74,46 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None =
     # A greedy row's temperature may be 0.
     temperatures = sampling.temperatures.masked_fill(sampling.greedy, 1.0)
     probs = torch.softmax(logits.float() / temperatures.unsqueeze(1), dim=1)
-    if logits.device.type == "cpu":  # a look at the data is free here and saves sorting
+    if sampling.seeds is None:
+        return _draw_unseeded(probs, sampling, generator)
+    return draw_mixed(probs, sampling, lambda: _draw_unseeded(probs, sampling, generator))
+
+
+def draw_mixed(probs: Tensor, sampling: Sampling, unseeded: Callable[[], Tensor]) -> Tensor:
+    """Seeded rows by their seeds, the others as ``unseeded`` draws them: [M, V] -> [M]."""
+    assert sampling.seeds is not None
+    given = sampling.seeds.given
+    if probs.device.type == "cpu" and given.all():
+        return _draw_seeded(probs, sampling, sampling.seeds)
+    drawn = unseeded()
+    return torch.where(given, _draw_seeded(probs, sampling, sampling.seeds).to(drawn.dtype), drawn)
+
+
+def _draw_seeded(probs: Tensor, sampling: Sampling, seeds: Seeds) -> Tensor:
+    """What SGLang's plain decoding draws for a request alone: [M, V] -> [M] int64.
+
+    Candidates are token ids where the whole vocabulary stands, else ranks.
+    """
+    whole = (sampling.top_ks >= probs.shape[1]) & (sampling.top_ps >= 1.0)
+    if sampling.min_ps is not None:
+        whole &= sampling.min_ps <= 0.0
+    among_all = draw_with_seeds(probs.log(), seeds)
+    if probs.device.type == "cpu" and whole.all():
+        return among_all
+    ranked, ids = probs.sort(dim=1, descending=True, stable=True)
+    rank = draw_with_seeds(_truncate(ranked, sampling).double().log(), seeds)
+    return torch.where(whole, among_all, ids.gather(1, rank.unsqueeze(1)).squeeze(1))
+
+
+def _draw_unseeded(probs: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
+    if probs.device.type == "cpu":  # a look at the data is free here and saves sorting
         cut = (sampling.top_ks < probs.shape[1]) | (sampling.top_ps < 1.0)
         if not cut.any():
             return _draw_index(_drop_below_min_p(probs, sampling.min_ps), generator)
         if not cut.all():
             choices = torch.empty(len(cut), dtype=torch.int64)
             for part in (cut.nonzero().squeeze(1), (~cut).nonzero().squeeze(1)):
-                choices[part] = draw(logits[part], sampling.rows(part), generator)
+                choices[part] = _draw_unseeded(probs[part], sampling.rows(part), generator)
             return choices
         ranked, ids = _leading_ranks(probs, sampling)
     else:
@@ -100,22 +137,31 @@ def sampling_law(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def target_choices(
-    logits: Tensor, sampling: Sampling, generator: torch.Generator | None = None
+    logits: Tensor,
+    sampling: Sampling,
+    generator: torch.Generator | None = None,
+    *,
+    depths: Tensor | None = None,
 ) -> Tensor:
     """The target's choice at every node: [B, N, V] logits -> [B, N] int64.
 
     Greedy requests take the argmax, the lowest id among equals; the others one draw a node.
+    depths: [B, N] int64 of the nodes, read where a request is seeded.
     """
     greedy = argmax_lowest(logits)
     if sampling.all_greedy:
         return greedy
     requests = torch.arange(len(logits), device=logits.device).repeat_interleave(logits.shape[1])
+    if depths is None:
+        assert sampling.seeds is None, "a seeded draw needs its node's depth"
+        depths = torch.zeros_like(greedy)
     drawn = torch.cat(
         [
-            draw(rows, sampling.rows(request), generator)
-            for rows, request in zip(
+            draw(rows, sampling.rows(request, depth), generator)
+            for rows, request, depth in zip(
                 torch.split(logits.flatten(0, 1), ROWS_AT_ONCE),
                 torch.split(requests, ROWS_AT_ONCE),
+                torch.split(depths.flatten(), ROWS_AT_ONCE),
                 strict=True,
             )
         ]

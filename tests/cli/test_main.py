@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from sglang_jetspec.cli import main as cli
 from sglang_jetspec.cli.serve import command_line, example_request
 from sglang_jetspec.tools import demo_target
 from sglang_jetspec.tools.model_pair import resolve_pair
+from sglang_jetspec.tools.train.config import TrainConfig
 
 
 @pytest.fixture
@@ -40,6 +42,15 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
         "calibrate",
     ]:
         assert command in done.stdout
+
+
+def test_training_takes_a_file_of_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[TrainConfig] = []
+    monkeypatch.setattr(cli, "run", lambda command, others=(): seen.append(command))
+    (tmp_path / "run.toml").write_text('target = "T"\nprompts = "P"\nsteps = 3\n')
+    cli.main(["train", "--config", str(tmp_path / "run.toml"), "--out", "O", "--seed", "5"])
+    (config,) = seen
+    assert (config.target, config.steps, config.seed, config.out) == ("T", 3, 5, Path("O"))
 
 
 def test_demo_paths(demo: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +97,7 @@ def test_command_line_of_a_given_pair() -> None:
         (["bench", "--data", "/nope"], "--data /nope: no such file or folder"),
         (["bench", "--data", ".", "--arms", "eagle"], "'eagle' is no arm"),
         (["serve", "--target", "T"], "--head is missing"),
+        (["train", "--config", "run.ini"], "run.ini: use one of .toml"),
     ],
 )
 def test_a_refused_option_is_one_line_and_code_two(

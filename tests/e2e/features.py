@@ -69,6 +69,36 @@ MIXED = (
     {"min_new_tokens": 30},
     {"presence_penalty": -0.9, "logit_bias": BIAS},
 )
+EXACT_LENGTHS = (1, 2, 3, 7, 8, 9, 16, 17, 64)
+LENGTH_FEATURES = {
+    "exact lengths": Feature(
+        greedy(18, 35, *({"max_new_tokens": m, "ignore_eos": True} for m in EXACT_LENGTHS))
+    )
+}
+
+
+def seeded(count: int, seed: int, *settings: Body, **fields: Any) -> Callable[[], list[Body]]:
+    """Sampled requests, each with a seed of its own."""
+
+    def make() -> list[Body]:
+        made = bodies(count, seed, settings, **fields)
+        for index, body in enumerate(made):
+            body["sampling_params"]["sampling_seed"] = 1000 * seed + index
+        return made
+
+    return make
+
+
+# SGLang draws a request's tokens by another rule where a neighbour in its batch has top-k or top-p,
+# so that these are kept apart here.
+SEED_FEATURES = {
+    "temperature": Feature(seeded(24, 71, {"temperature": 1.0}, {"temperature": 0.7})),
+    "top_k and top_p": Feature(
+        seeded(24, 72, {"temperature": 1.0, "top_k": 8}, {"temperature": 1.2, "top_p": 0.9})
+    ),
+    "penalties": Feature(seeded(16, 73, {"temperature": 0.9, **PENALTIES})),
+    "logprobs": Feature(seeded(16, 74, {"temperature": 0.8}, return_logprob=True)),
+}
 LOGIT_FEATURES = {
     "frequency": Feature(greedy(20, 21, {"frequency_penalty": 0.6, **LONG})),
     "presence": Feature(greedy(20, 22, {"presence_penalty": 1.0, **LONG})),
@@ -162,4 +192,11 @@ PROCESSOR_FEATURES = {
         ]
     ),
 }
-FEATURES = LOGIT_FEATURES | LOGPROB_FEATURES | GRAMMAR_FEATURES | TAG_FEATURES | PROCESSOR_FEATURES
+FEATURES = (
+    LENGTH_FEATURES
+    | LOGIT_FEATURES
+    | LOGPROB_FEATURES
+    | GRAMMAR_FEATURES
+    | TAG_FEATURES
+    | PROCESSOR_FEATURES
+)

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import re
+import shutil
+import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sglang_jetspec.tools.bench.server import Server
 
-__all__ = ["LLGUIDANCE", "PLAIN", "Answer", "Server", "Setup", "generate_all", "sabotaged", "tree"]
+__all__ = [
+    "CROWDED",
+    "GOLDEN",
+    "GOLDEN_FOLDER",
+    "LLGUIDANCE",
+    "PAGED",
+    "PLAIN",
+    "SEEDED_PLAIN",
+    "SHORT_HEAD",
+    "Answer",
+    "Server",
+    "Setup",
+    "assert_no_slot_is_lost",
+    "generate_all",
+    "sabotaged",
+    "short_head",
+    "small_pool",
+    "tree",
+    "wait_until_idle",
+]
 
 Answer = dict[str, Any]
 HERE = Path(__file__).parent
@@ -22,6 +48,14 @@ PLAIN_ARGS = (
     *("--max-running-requests", "64", "--random-seed", "7", "--enable-custom-logit-processor"),
 )
 LLGUIDANCE = ("--grammar-backend", "llguidance")
+# What SGLang can check of its pools: in every busy step, page by page, at every allocation. It
+# checks in idle steps by itself, and an error ends the server.
+STRICT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "SGLANG_DEBUG_MEMORY_POOL": "1",
+}
+LEAK = re.compile(r"mem(ory)? leak|double free|use-after-free", re.IGNORECASE)
 HEAD_ARGS = (
     *("--speculative-algorithm", "JETSPEC"),
     *("--speculative-draft-model-path", str(FIXTURE / "head")),
@@ -36,13 +70,18 @@ class Setup:
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     speculative: bool = True
+    shape: tuple[int, int, int] | None = None  # nodes, width and depth of its trees
+    reach: int | None = None  # positions the head says it was trained on, if not its own
 
     def server(self) -> Server:
         args = PLAIN_ARGS + (HEAD_ARGS if self.speculative else ()) + self.args
+        if self.reach is not None:
+            args += ("--speculative-draft-model-path", short_head(self.reach))
         env = {
             "SGLANG_PLUGINS": "jetspec,jetspec_cpu",
-            "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+            **STRICT,
             "OMP_NUM_THREADS": "1",
+            "TRITON_INTERPRET": None,
             **dict(self.env),
         }
         return Server(args, env)
@@ -55,7 +94,7 @@ def tree(nodes: int, width: int, depth: int, *args: str, **env: str) -> Setup:
         *("--speculative-eagle-topk", str(width), "--speculative-num-steps", str(depth)),
     )
     name = "-".join((f"n{nodes}w{width}d{depth}", *(a.strip("-") for a in args), *env))
-    return Setup(name, shape + args, tuple(env.items()))
+    return Setup(name, shape + args, tuple(env.items()), shape=(nodes, width, depth))
 
 
 def plugin(name: str) -> dict[str, str]:
@@ -64,9 +103,43 @@ def plugin(name: str) -> dict[str, str]:
     return {"PYTHONPATH": path, "SGLANG_PLUGINS": f"jetspec,jetspec_cpu,jetspec_{name}"}
 
 
-def small_pool(**env: str) -> Setup:
+def small_pool(*args: str, **env: str) -> Setup:
     """A KV pool too small for 16 requests, which are admitted all the same and then retracted."""
-    return tree(16, 4, 7, "--max-total-tokens", "700", SGLANG_INIT_NEW_TOKEN_RATIO="0.1", **env)
+    pool = ("--max-total-tokens", "704", *args)
+    return tree(16, 4, 7, *pool, SGLANG_INIT_NEW_TOKEN_RATIO="0.1", **env)
+
+
+GOLDEN_FOLDER = Path(tempfile.mkdtemp(prefix="jetspec-golden-"))
+atexit.register(shutil.rmtree, GOLDEN_FOLDER, ignore_errors=True)
+GOLDEN = replace(
+    tree(8, 2, 4, **plugin("golden"), JETSPEC_GOLDEN=str(GOLDEN_FOLDER)), name="n8w2d4, golden"
+)
+PAGED = replace(
+    tree(
+        *(16, 4, 7, "--page-size", "16", "--chunked-prefill-size", "64"),
+        *("--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3"),
+    ),
+    name="paged",
+)
+SHORT_HEAD = replace(
+    tree(12, 4, 7, "--page-size", "64", SGLANG_JETSPEC_TREE="algorithm1"),
+    name="short-head",
+    shape=None,
+    reach=96,
+)
+CROWDED = replace(small_pool("--enable-priority-scheduling"), name="small-pool")
+
+
+@cache
+def short_head(reach: int) -> str:
+    """A copy of the fixture's head that says it was trained on ``reach`` positions."""
+    folder = Path(tempfile.mkdtemp(prefix="jetspec-head-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(FIXTURE / "head", folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = reach
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
 def sabotaged(step: str) -> Setup:
@@ -75,7 +148,45 @@ def sabotaged(step: str) -> Setup:
     return Setup(step, whole.args, whole.env)
 
 
+def with_plugin(setup: Setup, name: str, **more: str) -> Setup:
+    """``setup`` with one more plug-in beside this file."""
+    env = dict(setup.env)
+    added = plugin(name)
+    folders = os.pathsep.join((str(HERE / name), env["PYTHONPATH"]))
+    plugins = ",".join((env["SGLANG_PLUGINS"], added["SGLANG_PLUGINS"].split(",")[-1]))
+    env |= {"PYTHONPATH": folders, "SGLANG_PLUGINS": plugins, **more}
+    return replace(setup, env=tuple(env.items()))
+
+
 PLAIN = Setup("plain", env=tuple(plugin("reference").items()), speculative=False)
+
+
+# Draws by seeds; everything else as PLAIN does.
+SEEDED_PLAIN = with_plugin(replace(PLAIN, args=LLGUIDANCE), "seeds", TORCHDYNAMO_DISABLE="1")
+
+
+def wait_until_idle(server: Server, seconds: float = 30.0) -> None:
+    """Flushes the cache, which succeeds only when nothing runs and nothing waits."""
+    deadline = time.monotonic() + seconds
+    while server.client.post("/flush_cache").status_code != 200:
+        assert time.monotonic() < deadline, "requests are still running"
+        time.sleep(0.2)
+
+
+def used_tokens(server: Server) -> int:
+    """KV slots that are neither free nor cached."""
+    return int(server.client.get("/v1/loads").json()["loads"][0]["num_used_tokens"])
+
+
+def assert_no_slot_is_lost(server: Server) -> None:
+    """After a flush every slot is free again, and the server never logged a leak."""
+    wait_until_idle(server)
+    deadline = time.monotonic() + 15.0
+    while (used := used_tokens(server)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert used == 0, f"{used} KV slots are not free in an idle server"
+    found = [line for line in server.log_text().splitlines() if LEAK.search(line)]
+    assert not found, found[:3]
 
 
 def generate_all(

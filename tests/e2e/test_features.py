@@ -15,7 +15,7 @@ from features import (
     Feature,
     bodies,
 )
-from harness import LLGUIDANCE, sabotaged, small_pool, tree
+from harness import CROWDED, LLGUIDANCE, sabotaged, small_pool, tree
 
 OVERLAP = {"SGLANG_JETSPEC_CPU_OVERLAP": "1"}
 SETUPS = [
@@ -23,10 +23,7 @@ SETUPS = [
     tree(16, 4, 7, **OVERLAP),
     tree(64, 7, 8, "--chunked-prefill-size", "64"),
 ]
-SMALL_POOLS = [
-    small_pool(),
-    small_pool(**OVERLAP),
-]
+SMALL_POOLS = [CROWDED, small_pool("--page-size", "16", **OVERLAP)]
 LLGUIDANCE_SETUPS = [tree(16, 4, 7, *LLGUIDANCE), tree(16, 4, 7, *LLGUIDANCE, **OVERLAP)]
 
 
@@ -45,6 +42,15 @@ def test_every_id_equals_plain_decoding(server, plain, name):
     assert ids(answers) == ids(plain.answers[name])
     rounds = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     assert sum(map(len, ids(answers))) > 1.04 * rounds, "nothing was accepted: nothing was tested"
+
+
+@servers(SETUPS[:2])
+def test_max_new_tokens_is_exact(server):
+    for answer, body in zip(
+        FEATURES["exact lengths"].ask(server), FEATURES["exact lengths"].bodies(), strict=True
+    ):
+        wanted = body["sampling_params"]["max_new_tokens"]
+        assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == wanted
 
 
 @servers([sabotaged("no_paths")])

@@ -9,7 +9,6 @@ server_16 = pytest.mark.parametrize("server", [SERVER], indirect=True, ids=lambd
 PROMPT = list(prompts(1, seed=9)[0])
 
 REFUSED = [
-    ({"sampling_params": {"sampling_seed": 7}}, "sampling_seed"),
     ({"return_hidden_states": True}, "return_hidden_states"),
     ({"token_indices_to_pool": [0]}, "token_indices_to_pool"),
 ]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import torch
 from harness import FIXTURE, Answer, Server, generate_all
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from sglang_jetspec.tools.fixture.conversations import conversation
 
 CONTEXT = 512
+EOS = 2
+# Larger counts for a run by hand; the suite's own are sized for a small machine.
+SCALE = int(os.environ.get("JETSPEC_E2E_SCALE", "1"))
 
 
 @cache
@@ -60,3 +68,28 @@ WORKLOADS = {
     ),
     "long": Workload(lambda: long_prompts((150, 300, 200, 410)), 4, {"max_new_tokens": 48}),
 }
+
+
+def changed_target(folder: Path) -> Path:
+    """The fixture's target with noise on its weights: still fluent, in other words."""
+    shutil.copytree(FIXTURE / "target", folder, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    random_source = torch.Generator().manual_seed(0)
+    for name, tensor in weights.items():
+        noise = torch.randn(tensor.shape, generator=random_source)
+        weights[name] = (tensor + 0.08 * tensor.float().std() * noise).to(tensor.dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def use_target(server: Server, folder: Path) -> None:
+    """Loads a folder's weights into a running server."""
+    answer = server.post("/update_weights_from_disk", {"model_path": str(folder)})
+    assert answer.status_code == 200, answer.text
+
+
+def acceptance_length(answers: list[Answer]) -> float:
+    """Tokens a round, over all answers."""
+    metas = [answer["meta_info"] for answer in answers]
+    tokens = sum(meta["completion_tokens"] for meta in metas)
+    return tokens / sum(meta["spec_verify_ct"] for meta in metas)

@@ -298,10 +298,17 @@ def test_verify_without_a_mask_is_causal_inside_the_block(prefixes):
 
 
 @pytest.mark.parametrize("prefixes", [[30], [30, 30], [3, 700, 41]])
-def test_verify_is_bidirectional_for_encoder_layers(prefixes):
+@pytest.mark.parametrize("window", [-1, 6, 40])
+def test_verify_is_bidirectional_for_encoder_layers(prefixes, window):
     case = Case(prefixes)
-    layer = case.layer(AttentionType.ENCODER_ONLY)
+    layer = case.layer(AttentionType.ENCODER_ONLY, window=window)
     close(*verify(case, 8, layer, tree=False, bidirectional=True))
+
+
+def test_a_prefill_with_a_window_on_both_sides_is_refused():
+    case = Case([4])
+    with pytest.raises(ValueError, match="sliding_window_size with ENCODER_ONLY"):
+        extend(case, [5], case.layer(AttentionType.ENCODER_ONLY, window=4), bidirectional=True)
 
 
 def test_a_tree_verified_without_its_mask_differs():
@@ -412,7 +419,6 @@ def test_an_eight_bit_cache_is_refused():
         ({"pos_encoding_mode": "ALIBI"}, {}),
         ({"xai_temperature_len": 5}, {}),
         ({"attn_type": AttentionType.DECODER_BIDIRECTIONAL}, {}),
-        ({"attn_type": AttentionType.ENCODER_ONLY, "sliding_window_size": 4}, {}),
         ({}, {"sinks": torch.zeros(6)}),
     ],
 )

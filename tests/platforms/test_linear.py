@@ -10,7 +10,13 @@ from sglang.srt.layers.quantization.unquant import (
 from torch import nn
 
 from sglang_jetspec.platforms.cpu import linear as packed_linear
-from sglang_jetspec.platforms.cpu.linear import PackedWeight, WeightVersion, pack_model
+from sglang_jetspec.platforms.cpu.linear import (
+    PackedWeight,
+    WeightVersion,
+    choose_product,
+    half_storage_product,
+    pack_model,
+)
 
 
 class Layer(nn.Module):
@@ -67,6 +73,42 @@ def test_bfloat16_products_are_rounded_once():
     exact = x.double() @ weight.double().T
     assert packed.dtype is torch.bfloat16
     torch.testing.assert_close(packed.double(), exact, atol=1e-2, rtol=2**-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 6, 8, 70])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_half_storage_products_sum_in_float32(dtype, rows, with_bias):
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 576), (torch.randn(97, 576) * 0.05).to(dtype)
+    bias = torch.randn(97) if with_bias else None
+    actual = half_storage_product(weight)(x, bias)
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(actual.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_half_storage_keeps_normal_weights_and_nearly_keeps_tiny_ones():
+    magnitudes = 2.0 ** torch.arange(-30, 16)
+    weight = (magnitudes * 1.9921875).bfloat16().diag()  # all eight significant bits set
+    kept = half_storage_product(weight)(torch.eye(len(magnitudes)), None).diag()
+    exact = weight.float().diag()
+    assert torch.equal(kept[13:], exact[13:])  # from 2 ** -17 on
+    assert (kept - exact).abs().max() <= 2.0**-25
+
+
+def test_the_product_follows_what_the_processor_computes(monkeypatch):
+    weight = torch.randn(4, 4).bfloat16()
+    monkeypatch.setattr(packed_linear, "_onednn_computes", lambda dtype: True)
+    assert choose_product(weight) is packed_linear.onednn_product
+    monkeypatch.setattr(packed_linear, "_onednn_computes", lambda dtype: False)
+    assert choose_product(weight) is half_storage_product
+    assert choose_product(weight * 1e6) is None  # beyond fp16
+    assert choose_product(weight.float()) is None
+    monkeypatch.setattr(packed_linear, "has_half_storage", lambda: False)
+    assert choose_product(weight) is None
+    x = torch.randn(3, 4).bfloat16()
+    plain = PackedWeight(WeightVersion()).linear(x, weight, None)
+    assert torch.equal(plain, torch.nn.functional.linear(x, weight))
 
 
 def test_leading_dimensions_and_empty_batches_are_kept():

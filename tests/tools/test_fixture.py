@@ -13,8 +13,7 @@ from sglang_jetspec.tools.train.acceptance import (
     committed_per_round,
     draft_everywhere,
 )
-from sglang_jetspec.tools.train.answers import Decoding, answer_prompts
-from sglang_jetspec.tools.train.data import Example, prompt_token_ids
+from sglang_jetspec.tools.train.data import Example, Prompt, chat_token_ids
 from sglang_jetspec.tools.train.features import capture_features
 from sglang_jetspec.tools.train.target import freeze
 
@@ -32,16 +31,17 @@ def answers(tmp_path_factory):
     """Greedy answers of 128 tokens and their features."""
     tokenizer = AutoTokenizer.from_pretrained(FIXTURE / "target")
     model = Qwen3ForCausalLM.from_pretrained(FIXTURE / "target", dtype=torch.float32).eval()
-    decoding = Decoding(128, ignore_eos=True)
-    replies = dict(answer_prompts(model, tokenizer, PROMPTS, decoding, batch_size=4))
     examples = []
-    for i, text in enumerate(PROMPTS):
-        prompt = prompt_token_ids(tokenizer, text)
-        examples.append(Example(str(i), "test", prompt + replies[i].ids, len(prompt), False))
+    for text in PROMPTS:
+        prompt = chat_token_ids(tokenizer, Prompt("", (text,)))
+        (ids,) = model.generate(
+            torch.tensor([prompt]), max_new_tokens=128, do_sample=False, eos_token_id=None
+        ).tolist()
+        examples.append(Example(text, "test", ids, len(prompt), False))
     head, _ = load_reference_head(FIXTURE / "head")
     folder = tmp_path_factory.mktemp("features")
     taps = head.config.target_layer_ids
-    return model, capture_features(FIXTURE / "target", taps, examples, folder)
+    return model, capture_features(model, taps, examples, folder)
 
 
 def acceptance(answers, shape, depth, causal=None):

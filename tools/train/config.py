@@ -75,17 +75,18 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Where cached features are kept, OUT/features if left out; runs on the same data can share."""
 
     init_from: str | None = None
-    """Head folder or hub id to continue from; its mask token and draft vocabulary are kept."""
-    target_layer_ids: tuple[int, ...] = (1, 8, 14, 20, 27)
-    """Target layers whose output states the head reads (0 = first layer). Paper: 5 of 36,
-    1 9 17 25 33."""
-    draft_layers: Count = 2
-    """Layers of the head, initialised from the target's last layers. Paper: 5."""
-    block_size: int = 8
-    """Rows a block: the anchor and block_size - 1 masks. Paper: 16."""
-    mask_token_id: int = 16
-    """Target token whose embedding stands for a position to draft; must not occur in text.
-    Paper: 151669, an unused id of Qwen3."""
+    """Head folder or hub id to continue from; gives the next four options and the draft
+    vocabulary."""
+    target_layer_ids: tuple[int, ...] | None = None
+    """Target layers whose output states the head reads (0 = first layer); 5 from the second to the
+    third last if left out. Paper: those, 1 9 17 25 33 of 36."""
+    draft_layers: Count | None = None
+    """Layers of the head, initialised from the target's last layers; 2 if left out. Paper: 5."""
+    block_size: int | None = None
+    """Rows a block: the anchor and block_size - 1 masks; 8 if left out. Paper: 16."""
+    mask_token_id: int | None = None
+    """Target token whose embedding stands for a position to draft and that occurs in no text; the
+    tokenizer's mask token or an id it does not use if left out. Paper: 151669, unused by Qwen3."""
     draft_vocab_size: int | None = 8192
     """Draft only from this many most frequent answer tokens; None drafts from all. Paper: all."""
     causal: bool = True

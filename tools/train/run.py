@@ -17,14 +17,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs, PartialState
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
-from sglang_jetspec.heads.format import (
-    HeadConfig,
-    load_head_config,
-    parse_head_config,
-    resolve_head,
-)
+from sglang_jetspec.heads.format import resolve_head
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.acceptance import TreeShape
 from sglang_jetspec.tools.train.batches import Batch, BatchSource, pick_examples
@@ -39,14 +34,14 @@ from sglang_jetspec.tools.train.data import (
     read_prompts,
 )
 from sglang_jetspec.tools.train.evaluation import HeldOut
-from sglang_jetspec.tools.train.export import export_checkpoint, export_details, raw_config
+from sglang_jetspec.tools.train.export import export_checkpoint, export_details
 from sglang_jetspec.tools.train.features import Features, OnlineFeatures, capture_features
 from sglang_jetspec.tools.train.loop import Trainer
 from sglang_jetspec.tools.train.loss import BlockModel, Objective
 from sglang_jetspec.tools.train.plot import plot_run
 from sglang_jetspec.tools.train.provenance import RUN_FILE, record_data, record_launch
+from sglang_jetspec.tools.train.shape import resolve
 from sglang_jetspec.tools.train.target import (
-    check_imported,
     freeze,
     head_config,
     imported_head,
@@ -63,8 +58,8 @@ class TrainingRun:
     """Everything a run derives from its configuration, before the first step."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
+        config, head_shape = resolve(config)
         self.config, self.accelerator = config, accelerator
-        mask_token_id = check_config(config).mask_token_id
         tokenizer = AutoTokenizer.from_pretrained(config.target)
         prompts = read_prompts(config.prompts, config.licenses)
         if config.data == "corpus":
@@ -73,11 +68,13 @@ class TrainingRun:
             self.examples = load_examples(
                 prompts, answers_path(config), tokenizer, config.max_sequence_tokens
             )
+        mask_token_id = head_shape.mask_token_id
         if any(mask_token_id in example.token_ids for example in self.examples):
             raise ValueError(
                 f"--mask-token-id is {mask_token_id}, which occurs in the training text; "
                 f"give an unused token of the target"
             )
+        self.lengths = [len(example.token_ids) for example in self.examples]
         held_out = [is_held_out(example.id, config.held_out_share) for example in self.examples]
         self.train_rows = [i for i, held in enumerate(held_out) if not held]
         self.held_out_rows = [i for i, held in enumerate(held_out) if held]
@@ -155,8 +152,7 @@ class TrainingRun:
         share: slice = slice(None),
     ) -> Batch:
         size = min(self.config.sequences_per_step, len(rows))
-        lengths = [len(example.token_ids) for example in self.examples]
-        picked = pick_examples(rows, lengths, size, seed, step)
+        picked = pick_examples(rows, self.lengths, size, seed, step)
         return source.sample(picked, self.config.anchors_per_sequence, seed, step, share)
 
     def _features(self, target: torch.nn.Module) -> Features:
@@ -181,19 +177,6 @@ class TrainingRun:
             ids = torch.tensor(kept, dtype=torch.int32)
         shape = head_config(config, target.config, None if ids is None else len(ids))
         return initial_head(shape, target, tap_sample, config.dropout), ids
-
-
-def check_config(config: TrainConfig) -> HeadConfig:
-    """The head's settings; refuses before the first forward what a loader would after the last.
-
-    Raises HeadError.
-    """
-    target = AutoConfig.from_pretrained(config.target)
-    if config.init_from is None:
-        return parse_head_config(raw_config(head_config(config, target, config.draft_vocab_size)))
-    head = load_head_config(resolve_head(config.init_from))
-    check_imported(head, config, target)
-    return head
 
 
 def answers_path(config: TrainConfig) -> Path:
@@ -221,7 +204,7 @@ def answer_prompts(config: TrainConfig) -> None:
 
 def run(config: TrainConfig) -> dict[str, object]:
     """Answer the prompts if needed, train (or resume), export, and return a summary."""
-    check_config(config)
+    config, _ = resolve(config)
     accelerator = Accelerator(
         cpu=config.device == "cpu",
         mixed_precision="bf16" if config.bf16 else "no",

@@ -116,7 +116,14 @@ def initial_head(config: HeadConfig, model: nn.Module, taps: Tensor, dropout: fl
 def check_imported(head: HeadConfig, config: TrainConfig, target: PretrainedConfig) -> None:
     """Raises HeadError by field unless `head` has the run's settings and fits the target."""
     wanted = head_config(config, target, head.draft_vocab_size)
-    for name in ("num_hidden_layers", "block_size", "target_layer_ids", "causal", "hidden_size"):
+    for name in (
+        "num_hidden_layers",
+        "block_size",
+        "target_layer_ids",
+        "causal",
+        "hidden_size",
+        "mask_token_id",
+    ):
         _refuse_difference(name, getattr(head, name), getattr(wanted, name))
     for name in ("vocab_size", "num_target_layers"):  # optional in published heads
         if getattr(head, name) is not None:

@@ -8,6 +8,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
+from sglang_jetspec.backends.registry import register_backend
 from sglang_jetspec.platforms.cpu import attention_ops
 from sglang_jetspec.platforms.cpu.attention_plan import (
     DecodePlan,
@@ -29,6 +30,8 @@ class CpuAttentionBackend(AttentionBackend):
     bidirectional for ENCODER_ONLY layers) or a bool tensor of B*n*n entries, True = may attend.
     Every row sees the whole committed prefix.
     """
+
+    tree_mask_layout = "rows"
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__()
@@ -100,13 +103,18 @@ class CpuAttentionBackend(AttentionBackend):
         """
         if self.forward_metadata is None:
             raise RuntimeError("init_forward_metadata must run before a layer's attention.")
+        spec = self._layer_spec(layer)
+        if isinstance(self.forward_metadata, ExtendPlan):
+            # A block drafter's window reaches back from its block; an encoder's reaches both ways.
+            two_sided = not spec.causal and spec.window >= 0
+            _check_options({"sliding_window_size with ENCODER_ONLY": two_sided}, layer)
         pool = self.token_to_kv_pool
         output = attention_ops.attend(
             self.forward_metadata,
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             pool.get_key_buffer(layer.layer_id),
             pool.get_value_buffer(layer.layer_id),
-            self._layer_spec(layer),
+            spec,
         )
         return output.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
@@ -127,14 +135,7 @@ class CpuAttentionBackend(AttentionBackend):
 
 def register_cpu_attention_backend() -> None:
     """Make `jetspec_cpu` a value of SGLang's attention-backend options. Safe to call twice."""
-    from sglang.srt.arg_groups import choices
-    from sglang.srt.layers.attention.attention_registry import register_attention_backend
-
-    if ATTENTION_BACKEND not in choices.ATTENTION_BACKEND_CHOICES:
-        choices.add_attention_backend_choices([ATTENTION_BACKEND])
-    if ATTENTION_BACKEND not in choices.DRAFT_ATTENTION_BACKEND_CHOICES:
-        choices.add_draft_attention_backend_choices([ATTENTION_BACKEND])
-    register_attention_backend(ATTENTION_BACKEND)(CpuAttentionBackend)
+    register_backend(ATTENTION_BACKEND, CpuAttentionBackend)
 
 
 def _check_model(model_runner: Any) -> None:
@@ -165,8 +166,6 @@ def _check_layer(layer: RadixAttention) -> None:
         "logit_capping_method": bool(layer.logit_cap) and layer.logit_capping_method != "tanh",
         "pos_encoding_mode": layer.pos_encoding_mode != "NONE",
         "attn_type": layer.attn_type is AttentionType.DECODER_BIDIRECTIONAL,
-        "sliding_window_size with ENCODER_ONLY": layer.attn_type is AttentionType.ENCODER_ONLY
-        and layer.sliding_window_size >= 0,
     }
     _check_options(options, layer)
 

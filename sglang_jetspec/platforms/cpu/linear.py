@@ -1,4 +1,4 @@
-"""Linear layers over weights in oneDNN's packed layout.
+"""Linear layers over packed copies of their weights.
 
 A plain torch linear repacks the weight on every call, which for a few rows costs more than the
 product itself. The packed copy is made once; the plain weight stays, so SGLang can load, update
@@ -6,7 +6,7 @@ and export it as always.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -22,6 +22,56 @@ logger = logging.getLogger(__name__)
 PACK_ROWS = 16
 # Packed copies may take this share of the memory that is free after loading.
 MEMORY_SHARE = 0.5
+LARGEST_HALF = 65504.0
+
+Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+def onednn_product(weight: torch.Tensor) -> Product:
+    """(x, bias) -> x @ weight.T + bias in oneDNN's layout and the weight's own dtype."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
+    kernel = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x, bias: kernel(x, packed, bias, "none", [], "")
+
+
+def half_storage_product(weight: torch.Tensor) -> Product:
+    """The same for 16-bit weights where oneDNN has no 16-bit kernel: FBGEMM's, which keeps fp16.
+
+    It multiplies and sums in fp32. A bf16 weight of at least 2**-17 is an fp16 number, a smaller
+    one moves by at most 2**-25.
+    """
+    packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+    kernel = torch.ops.quantized.linear_dynamic_fp16.default
+
+    def product(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        y = kernel(x.float(), packed)
+        return (y if bias is None else y + bias).to(x.dtype)
+
+    return product
+
+
+def choose_product(weight: torch.Tensor) -> Callable[[torch.Tensor], Product] | None:
+    """What packs `weight` ([out, in]) best on this CPU; None where a plain product must do."""
+    if weight.device.type != "cpu" or weight.dim() != 2:
+        return None
+    if torch.backends.mkldnn.is_available() and _onednn_computes(weight.dtype):
+        return onednn_product
+    if weight.dtype not in (torch.bfloat16, torch.float16) or not has_half_storage():
+        return None
+    return half_storage_product if weight.abs().max() <= LARGEST_HALF else None
+
+
+def has_half_storage() -> bool:
+    """Whether this build of torch has FBGEMM (x86 builds do)."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def _onednn_computes(dtype: torch.dtype) -> bool:
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype is torch.float32
 
 
 class WeightVersion:
@@ -47,11 +97,12 @@ class PackedWeight:
     def __init__(self, version: WeightVersion) -> None:
         self.version = version
         self.packed_at = -1
-        self.packed: torch.Tensor | None = None
+        self.product: Product | None = None
 
     def pack(self, weight: torch.Tensor) -> None:
         self.packed_at = self.version.value
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACK_ROWS)
+        pack = choose_product(weight)
+        self.product = pack(weight.detach()) if pack else None
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -61,7 +112,9 @@ class PackedWeight:
             return torch.nn.functional.linear(x, weight, bias)
         if self.packed_at != self.version.value:
             self.pack(weight)
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, "none", [], "")
+        if self.product is None:
+            return torch.nn.functional.linear(x, weight, bias)
+        return self.product(x, bias)
 
 
 class PackedMethod:
@@ -90,8 +143,8 @@ class PackedEmbeddingMethod(PackedMethod, UnquantizedEmbeddingMethod):
 def pack_model(model: torch.nn.Module) -> int:
     """Give every unquantized linear layer of a loaded model a packed weight; returns how many.
 
-    Layers keep their method where oneDNN has no kernel for the dtype, and all do where the copies
-    would not fit into memory.
+    Layers keep their method where no kernel takes the dtype, and all do where the copies would not
+    fit into memory.
     """
     layers = [layer for layer in model.modules() if _packable(layer)]
     head = getattr(model, "lm_head", None)
@@ -128,7 +181,7 @@ def _pack_layer(layer: torch.nn.Module, packed: PackedWeight) -> None:
 def _packable(layer: torch.nn.Module) -> bool:
     method = getattr(layer, "quant_method", None)
     plain = type(layer) is torch.nn.Linear or type(method) is UnquantizedLinearMethod
-    return plain and _has_kernel(layer.weight)
+    return plain and choose_product(layer.weight) is not None
 
 
 def _packable_head(model: torch.nn.Module, head: torch.nn.Module) -> bool:
@@ -140,15 +193,5 @@ def _packable_head(model: torch.nn.Module, head: torch.nn.Module) -> bool:
         and not processor.use_fp32_lm_head
         and not processor.use_fp32_lm_head_output
         and processor.rl_on_policy_target is None
-        and _has_kernel(head.weight)
+        and choose_product(head.weight) is not None
     )
-
-
-def _has_kernel(weight: torch.Tensor) -> bool:
-    if weight.device.type != "cpu" or weight.dim() != 2 or not torch.backends.mkldnn.is_available():
-        return False
-    if weight.dtype is torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if weight.dtype is torch.float16:
-        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    return weight.dtype is torch.float32

@@ -170,7 +170,9 @@ def test_a_head_exported_imported_and_exported_again_is_equal(train_config, tmp_
     first = train_config(steps=2, draft_vocab_size=40)
     run(first)
     exported = first.out / "head"
-    settings = {"out": tmp_path / "second", "init_from": str(exported), "mask_token_id": 16}
+    settings = {"out": tmp_path / "second", "init_from": str(exported)}
+    left_out = ("target_layer_ids", "draft_layers", "block_size", "mask_token_id")
+    settings |= dict.fromkeys(left_out)
     second = train_config(steps=0, **settings)
     run(second)
     for name in ("config.json", "model.safetensors"):
@@ -190,6 +192,7 @@ def test_a_head_exported_imported_and_exported_again_is_equal(train_config, tmp_
         ("num_hidden_layers", {"draft_layers": 2}),
         ("target_layer_ids", {"target_layer_ids": (1, 2)}),
         ("causal", {"causal": False}),
+        ("mask_token_id", {"mask_token_id": 16}),
     ],
 )
 def test_a_head_of_other_settings_is_not_continued(train_config, tmp_path, field, changes):
