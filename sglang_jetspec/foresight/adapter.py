@@ -58,9 +58,8 @@ class Adapter(nn.Module):
 
     def make_cache(self, batch: int, positions: int) -> LayerCache:
         """An empty cache for the adapter's own layers."""
-        weight = next(self.parameters())
-        layers = sum(self.config.layers_per_module)
-        return LayerCache(self.config.shape, layers, batch, positions, weight.device, weight.dtype)
+        layers, weight = sum(self.config.layers_per_module), next(self.parameters()).detach()
+        return LayerCache.empty(self.config.shape, layers, batch, positions, like=weight)
 
     def forward(
         self,

@@ -53,9 +53,8 @@ class TargetSlice(nn.Module):
 
     def make_cache(self, batch: int, positions: int) -> LayerCache:
         """An empty cache for this slice's layers."""
-        shape, head = self.stack.shape, self.lm_head
         layers = len(self.stack.layers)
-        return LayerCache(shape, layers, batch, positions, head.device, head.dtype)
+        return LayerCache.empty(self.stack.shape, layers, batch, positions, like=self.lm_head)
 
     def forward(
         self,

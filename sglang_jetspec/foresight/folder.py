@@ -22,11 +22,7 @@ import msgspec
 import torch
 
 from sglang_jetspec.foresight.adapter import Adapter, load_adapter
-from sglang_jetspec.foresight.calibration import (
-    Calibration,
-    CalibrationError,
-    load_calibration,
-)
+from sglang_jetspec.foresight.calibration import Calibration, load_calibration
 from sglang_jetspec.heads.format import HeadError, check_tensors, load_head_config
 
 MANIFEST, ADAPTER, CALIBRATION = "manifest.json", "adapter", "calibration/calibration.json"
@@ -148,6 +144,3 @@ def _entries(manifest: Any) -> Iterator[tuple[str, str]]:
     pairs = files.items() if isinstance(files, dict) else ((f["path"], f) for f in files)
     for name, entry in pairs:
         yield name, entry["sha256"]
-
-
-__all__ = ["CalibrationError", "Foresight", "adapter_sha256", "load_foresight", "write_manifest"]

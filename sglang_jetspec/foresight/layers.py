@@ -9,6 +9,7 @@ Shapes: B sequences, R rows, C cache positions, H hidden.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -61,21 +62,20 @@ class LayerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+@dataclass
 class LayerCache:
-    """Keys and values [L, B, kv heads, C, head_dim] of L layers, by position."""
+    """Keys and values of L layers, by position."""
 
-    def __init__(
-        self,
-        shape: LayerShape,
-        layers: int,
-        batch: int,
-        positions: int,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    keys: Tensor  # [L, B, kv heads, C, head_dim]
+    values: Tensor  # [L, B, kv heads, C, head_dim]
+
+    @classmethod
+    def empty(
+        cls, shape: LayerShape, layers: int, batch: int, positions: int, like: Tensor
+    ) -> LayerCache:
+        """Zeros for `layers` layers of `shape`, of `like`'s type and on its device."""
         size = (layers, batch, shape.num_key_value_heads, positions, shape.head_dim)
-        self.keys = torch.zeros(size, device=device, dtype=dtype)
-        self.values = torch.zeros(size, device=device, dtype=dtype)
+        return cls(like.new_zeros(size), like.new_zeros(size))
 
     @property
     def positions(self) -> int:
@@ -93,10 +93,9 @@ class LayerCache:
 
     def repeat(self, times: int) -> LayerCache:
         """A copy with every sequence repeated `times` times in place."""
-        copy = object.__new__(LayerCache)
-        copy.keys = self.keys.repeat_interleave(times, dim=1)
-        copy.values = self.values.repeat_interleave(times, dim=1)
-        return copy
+        return LayerCache(
+            self.keys.repeat_interleave(times, dim=1), self.values.repeat_interleave(times, dim=1)
+        )
 
 
 class LayerAttention(nn.Module):

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sglang_jetspec.foresight.calibration import (
     CERTAIN,
-    IDENTITY,
     CalibrationError,
     ClassCalibration,
     features,
@@ -145,8 +144,3 @@ def acceptance_rate(observed: Observed) -> float:
     """Accepted share of the drafts that verification judged."""
     _, accepted = judged_drafts(observed)
     return float(accepted.float().mean().clamp(0.01, 0.99))
-
-
-def identity_scores(observed: Observed) -> Tensor:
-    """Scores without calibration, for comparison."""
-    return outcome_scores(observed, IDENTITY.coefficients, IDENTITY.anchor_temperature)
