@@ -202,3 +202,6 @@ def validate_server_args(args: Any) -> None:
         _refuse(bool(value), "--" + name.replace("_", "-"), value, fix)
     folder, head, _ = resolve_head_options(args)
     check_tensors(folder, head)
+    if head.correction is not None:
+        fix = f"the sequential part of a {head.kind} head reads the whole vocabulary; use 1."
+        _refuse(args.tp_size != 1, "--tp-size", args.tp_size, fix)

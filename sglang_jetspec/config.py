@@ -5,7 +5,8 @@ Sources, first one that sets an option wins:
 1. SGLang's own flags: ``--speculative-num-draft-tokens`` (tree budget, root included),
    ``--speculative-eagle-topk`` (width), ``--speculative-num-steps`` (depth);
 2. the ``jetspec`` block of the head's ``config.json``;
-3. the environment: ``SGLANG_JETSPEC_NUM_DRAFT_TOKENS``, ``..._WIDTH``, ``..._DEPTH``, ``..._TREE``;
+3. the environment: ``SGLANG_JETSPEC_NUM_DRAFT_TOKENS``, ``..._WIDTH``, ``..._DEPTH``, ``..._TREE``
+   and ``..._TREE_OPTIONS`` (a JSON object);
 4. defaults that follow the device and the head's block size.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from sglang_jetspec.heads.format import HeadConfig
-from sglang_jetspec.trees import TREE_BUILDERS, max_nodes
+from sglang_jetspec.trees import TREE_BUILDERS, TreeBuilder, max_nodes, tree_builder
 
 MAX_NODES = 256
 ENVIRONMENT_PREFIX = "SGLANG_JETSPEC_"
@@ -42,6 +43,7 @@ class PartialOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: int | None = None
     depth: int | None = None
     tree: str | None = None
+    tree_options: dict[str, Any] | None = None
 
 
 class HeadBlock(PartialOptions, frozen=True, forbid_unknown_fields=True):
@@ -57,19 +59,26 @@ class Options(msgspec.Struct, frozen=True):
 
     num_draft_tokens: tree budget N, root included, 2..256.
     width: most children a node may have, W >= 1.
-    depth: longest root-to-leaf path in edges, D <= block size - 1 and D < N.
+    depth: longest root-to-leaf path in edges, D <= what the head drafts and D < N.
     tree: name of the builder in ``sglang_jetspec.trees.TREE_BUILDERS``.
-    block_size: rows of one draft pass, D + 1 (the anchor and D masks).
+    tree_options: the builder's parameters.
+    idle_rows: rows of a draft pass that draft nothing, see ``HeadConfig``.
+    block_size: rows of one draft pass, for most heads D + 1 (the anchor and D masks).
     """
 
     num_draft_tokens: int
     width: int
     depth: int
     tree: str
+    tree_options: dict[str, Any] = {}
+    idle_rows: int = 1
 
     @property
     def block_size(self) -> int:
-        return self.depth + 1
+        return self.depth + self.idle_rows
+
+    def tree_builder(self) -> TreeBuilder:
+        return tree_builder(TREE_BUILDERS, self.tree, self.tree_options)
 
 
 def _decode(source: str, raw: Mapping[str, Any], kind: type[PartialOptions]) -> PartialOptions:
@@ -87,7 +96,14 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> PartialOptions:
         for name, value in environ.items()
         if name.startswith(ENVIRONMENT_PREFIX)
     }
-    values = {name.lower(): v for name, v in raw.items() if name not in _OTHER_VARIABLES}
+    values: dict[str, Any] = {n.lower(): v for n, v in raw.items() if n not in _OTHER_VARIABLES}
+    if (text := values.get("tree_options")) is not None:
+        try:
+            values["tree_options"] = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise OptionError(
+                f"{ENVIRONMENT_PREFIX}TREE_OPTIONS={text!r}: {error}; use a JSON object."
+            ) from None
     return _decode(f"environment {ENVIRONMENT_PREFIX}*", values, PartialOptions)
 
 
@@ -129,9 +145,15 @@ def resolve_options(
     def first(name: str) -> Any:
         return next((v for s in sources if (v := getattr(s, name)) is not None), None)
 
-    nodes = first("num_draft_tokens")
-    width, depth, tree = first("width"), first("depth"), first("tree")
-    longest = head.block_size - 1
+    nodes, width, depth = first("num_draft_tokens"), first("width"), first("depth")
+    name = first("tree") or "best_first"
+    options = next((s.tree_options for s in sources if s.tree_options is not None), {})
+    try:
+        builder = tree_builder(TREE_BUILDERS, name, options)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    longest = head.max_depth
+    width = _width(head, builder, name, width, on_cpu)
     if nodes is None:
         nodes = min(8 if on_cpu else 64, 1 + longest if width == 1 else MAX_NODES)
     if not 2 <= nodes <= MAX_NODES:
@@ -147,19 +169,45 @@ def resolve_options(
             f"use a depth of 1 to {longest}."
         )
     depth = min(depth, nodes - 1)
+    return Options(
+        num_draft_tokens=min(nodes, max_nodes(width, depth)),
+        width=width,
+        depth=depth,
+        tree=name,
+        tree_options=options,
+        idle_rows=head.idle_rows,
+    )
+
+
+def _width(
+    head: HeadConfig, builder: TreeBuilder, tree: str, width: int | None, on_cpu: bool
+) -> int:
+    """The width asked for, or the default of the head's kind; refuses what does not go together."""
+    corrected = head.correction is not None
+    if corrected and tree not in ("best_first", "chain"):
+        raise OptionError(
+            f"tree={tree!r}: the rows of a {head.kind} head depend on the tokens before them; use "
+            "best_first (exact for such heads) or chain."
+        )
+    if builder.max_width is not None and width is None:
+        width = builder.max_width
     if width is None:
-        width = (4 if on_cpu else 7) if head.causal else 1
+        branches = (head.causal and not corrected) or builder.any_head
+        width = (4 if on_cpu else 7) if branches else 1
     vocabulary = head.draft_vocab_size or head.vocab_size
     if width < 1 or (vocabulary is not None and width > vocabulary):
         raise OptionError(f"{_named('width', width)}: use 1 to the draft vocabulary's size.")
-    if width > 1 and not head.causal:
+    if builder.max_width is not None and width > builder.max_width:
+        raise OptionError(
+            f"{_named('width', width)}: tree={tree!r} has a width of {builder.max_width}; leave "
+            "the width out, or use tree=best_first."
+        )
+    if width > 1 and not (head.causal or corrected or builder.any_head):
         raise OptionError(
             f"{_named('width', width)}: this head drafts its block bidirectionally "
             "(dflash_config.causal_head is not true), so the branches of a tree would not be "
             "consistent. Use --speculative-eagle-topk 1, or SGLANG_JETSPEC_CAUSAL=1 if the "
-            "checkpoint was trained causally."
+            "checkpoint was trained causally, or tree=ddtree (SGLANG_JETSPEC_TREE) to branch all "
+            "the same."
         )
-    nodes = min(nodes, max_nodes(width, depth))
-    if (tree := tree or "best_first") not in TREE_BUILDERS:
-        raise OptionError(f"tree={tree!r}: use one of {', '.join(sorted(TREE_BUILDERS))}.")
-    return Options(num_draft_tokens=nodes, width=width, depth=depth, tree=tree)
+    return width

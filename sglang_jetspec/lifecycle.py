@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.configs.hybrid_arch import mambaish_config
@@ -27,6 +28,15 @@ from sglang_jetspec.request_state import RequestState
 logger = logging.getLogger(__name__)
 
 
+# What a model of SGLang has if it gives out its layers' states for a head to read.
+CAPTURE = "set_dflash_layers_to_capture"
+
+
+def capturing_targets(models: Mapping[str, Any]) -> list[str]:
+    """Architectures among SGLang's ``models`` (name -> class) that a head can draft for."""
+    return sorted(name for name, model in models.items() if hasattr(model, CAPTURE))
+
+
 def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
     """Refuse a target JETSPEC cannot serve exactly, or one the head was not made for."""
     config = runner.model_config
@@ -36,10 +46,14 @@ def check_target(runner: Any, tokenizer: Any, head: HeadConfig) -> None:
         (runner.is_hybrid_swa, "hybrid sliding-window layers"),
         (mambaish_config(config) is not None, "recurrent (Mamba-like) layers"),
         (config.is_multimodal, "image, video or audio input"),
-        (not hasattr(runner.model, "set_dflash_layers_to_capture"), "no feature capture"),
     ):
         if unsupported:
             raise HeadError(f"JETSPEC does not serve {name}: it has {what}; serve it without.")
+    if not hasattr(runner.model, CAPTURE):
+        raise HeadError(
+            f"JETSPEC does not serve {name}: SGLang's model does not give out its layers' states. "
+            f"Those that do: {', '.join(capturing_targets(ModelRegistry.models))}."
+        )
     sizes = [config.vocab_size] + ([len(tokenizer)] if tokenizer is not None else [])
     problems = fit_problems(head, config.hidden_size, config.num_hidden_layers, sizes)
     if problems:
@@ -101,12 +115,15 @@ class SpecWorkerBase(BaseSpecWorker):
             flags=PartialOptions(
                 num_draft_tokens=spec.speculative_num_draft_tokens,
                 width=spec.speculative_eagle_topk,
-                depth=spec.speculative_dflash_block_size - 1,
+                depth=spec.speculative_dflash_block_size - self.head.idle_rows,
             ),
         )
         self.graphed_trees = GraphedTrees(
             TreeDrafter(
-                self.draft_model, self.options, int(self.model_runner.model_config.context_len)
+                self.draft_model,
+                self.options,
+                int(self.model_runner.model_config.context_len),
+                self.head.first_row,
             )
         )
         if not self.on_cpu:
@@ -115,7 +132,12 @@ class SpecWorkerBase(BaseSpecWorker):
             install(self.model_runner, self.draft_runner)
         self.speculative_num_draft_tokens = self.options.num_draft_tokens
         self.speculative_num_steps = self.options.depth
-        logger.info("JETSPEC head %s, %s", spec.speculative_draft_model_path, self.options)
+        logger.info(
+            "JETSPEC head %s (%s), %s",
+            spec.speculative_draft_model_path,
+            self.head.kind,
+            self.options,
+        )
 
     def __getattr__(self, name: str) -> Any:
         # The scheduler uses the speculative worker as its model worker.

@@ -148,7 +148,7 @@ class JetSpecWorker(SpecWorkerBase):
         )
 
     def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> DraftTree:
-        """One pass of the head over [root, mask x D]; row i predicts position L + i."""
+        """One pass of the head over [root, mask, ...], and the tree of its rows."""
         rows = self.options.block_size
         block = roots.new_full((len(roots), rows), self.head.mask_token_id)
         block[:, 0] = roots

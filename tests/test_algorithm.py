@@ -95,6 +95,16 @@ def test_refusals_name_the_flag(args, changes, message):
         validate_server_args(args)
 
 
+def test_a_sequential_part_on_several_devices_is_refused(args, tmp_path):
+    raw = {**RAW, "markov_rank": 4, "enable_confidence_head": False}
+    args.speculative_draft_model_path = write_head(tmp_path / "dspark", raw)
+    args.tp_size = 1
+    validate_server_args(args)
+    args.tp_size = 2
+    with pytest.raises(OptionError, match=r"--tp-size 2.*a dspark head"):
+        validate_server_args(args)
+
+
 def test_a_head_with_missing_tensors_is_refused(args, tmp_path):
     args.speculative_draft_model_path = write_head(tmp_path / "x", drop=("norm.weight",))
     with pytest.raises(HeadError, match=r"norm\.weight"):

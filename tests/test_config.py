@@ -70,6 +70,8 @@ def test_tree_never_asks_for_more_nodes_than_its_shape_has():
         ({"width": 0}, "--speculative-eagle-topk=0"),
         ({"width": 513}, "--speculative-eagle-topk=513"),
         ({"tree": "beam"}, "tree='beam'.*algorithm1, best_first"),
+        ({"tree": "hybrid", "tree_options": {"beta": 1}}, "tree_options of tree='hybrid'.*`beta`"),
+        ({"tree": "chain", "width": 2}, "eagle-topk=2: tree='chain' has a width of 1"),
     ],
 )
 def test_refusals_name_the_flag_value_and_fix(flags, message):
@@ -82,6 +84,35 @@ def test_bidirectional_head_drafts_chains_only():
     assert resolve(dflash) == Options(8, 1, 7, "best_first")
     with pytest.raises(OptionError, match=r"bidirectionally.*--speculative-eagle-topk 1"):
         resolve(dflash, width=2)
+
+
+def test_a_user_may_branch_over_a_bidirectional_head():
+    dflash = head(dflash_config={**RAW["dflash_config"], "causal_head": False})
+    assert resolve(dflash, tree="ddtree") == Options(8, 4, 7, "ddtree")
+    assert resolve(dflash, tree="ddtree", width=2, num_draft_tokens=16).width == 2
+    assert resolve(dflash, tree="chain") == Options(8, 1, 7, "chain")
+
+
+def test_tree_options_come_from_head_block_or_environment():
+    block = {"tree": "hybrid", "tree_options": {"alpha": -1}}
+    assert resolve(head(block)).tree_builder().alpha == -1.0
+    environ = {"SGLANG_JETSPEC_TREE": "top2gap", "SGLANG_JETSPEC_TREE_OPTIONS": '{"beta": 2}'}
+    builder = resolve(environ=environ).tree_builder()
+    assert (builder.beta, builder.center) == (2.0, 1.0)
+    with pytest.raises(OptionError, match=r"TREE_OPTIONS='\{'"):
+        read_environment({"SGLANG_JETSPEC_TREE_OPTIONS": "{"})
+    with pytest.raises(OptionError, match="tree_options"):
+        read_environment({"SGLANG_JETSPEC_TREE_OPTIONS": "[1]"})
+
+
+def test_heads_with_a_sequential_part_search_their_own_trees():
+    dspark = head(markov_rank=8, block_size=7)
+    options = resolve(dspark)
+    assert (options.width, options.depth, options.num_draft_tokens) == (1, 7, 8)
+    assert options.block_size == 7  # the anchor row drafts
+    assert resolve(dspark, width=3).width == 3
+    with pytest.raises(OptionError, match="tree='hybrid': the rows of a dspark head"):
+        resolve(dspark, tree="hybrid")
 
 
 def test_unknown_keys_and_values_are_refused():

@@ -42,8 +42,10 @@ class Pool:
 
 
 class Head:
-    def propose(self, hidden, width):
-        return longs(BATCH, DEPTH, width), meta(BATCH, DEPTH, width)
+    def draft_tree(self, roots, hidden, options, build):
+        tokens = longs(BATCH, DEPTH, options.width)
+        logprobs = meta(BATCH, DEPTH, options.width)
+        return build(roots, tokens, logprobs, options.num_draft_tokens)
 
     def write_context(self, features, positions, slots, pool):
         assert len(features) == len(positions) == len(slots) == BATCH * (DEPTH + 1)

@@ -5,37 +5,41 @@ B requests (in a graph: of a batch-size bucket), D depth, N tree nodes, H hidden
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sglang_jetspec.config import Options
-from sglang_jetspec.trees import TREE_BUILDERS, DraftTree
+from sglang_jetspec.trees import DraftTree, TreeBuilder
 from sglang_jetspec.trees.shrink import shrink
 from sglang_jetspec.window import usable_nodes
 
 
 @dataclass(frozen=True)
 class TreeDrafter:
-    """The end of a draft pass: top-W candidates per depth, then the trees. Reads nothing back.
+    """The end of a draft pass: candidates and trees. Reads nothing back to the host.
 
-    model: anything with ``propose(hidden [B, D, H], width) -> tokens, log-probabilities``.
+    model: a head with ``draft_tree``. first_row: the block row that drafts the first token.
     """
 
     model: Any
     options: Options
     context_len: int
+    first_row: int = 1
+    build: TreeBuilder = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "build", self.options.tree_builder())
 
     def __call__(self, hidden: Tensor, block: Tensor, prefix_lens: Tensor) -> DraftTree:
-        """hidden: [B * (D + 1), H]. block: [B * (D + 1)] int64, each request's root first.
+        """hidden: [B * rows, H]. block: [B * rows] int64, each request's root first.
         prefix_lens: [B] int64."""
         options, batch = self.options, len(prefix_lens)
-        rows = hidden.view(batch, options.block_size, -1)[:, 1:]
+        rows = hidden.view(batch, options.block_size, -1)[:, self.first_row :]
         roots = block.view(batch, options.block_size)[:, 0]
-        tokens, logprobs = self.model.propose(rows, options.width)
-        tree = TREE_BUILDERS[options.tree](roots, tokens, logprobs, options.num_draft_tokens)
+        tree = self.model.draft_tree(roots, rows, options, self.build)
         return shrink(tree, usable_nodes(prefix_lens, options.num_draft_tokens, self.context_len))
 
 

@@ -102,7 +102,7 @@ def model_checks(target: str | None, head: str | None) -> Iterator[Check]:
     except (ValueError, OSError) as error:  # ours, and the hub's for a name it cannot find
         yield Check("models", "head", False, f"{name}: {error}")
         return
-    yield Check("models", "head", True, f"{name}: {options}")
+    yield Check("models", "head", True, f"{name} ({config.kind}): {options}")
     demo = default_cache_dir() / TARGET_FOLDER
     if target is None and (head is not None or not demo.is_dir()):
         why = "not given" if head else "demo target not fetched yet; run jetspec demo-paths"

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sglang_jetspec.foresight.layers import LayerCache, LayerShape, LayerStack
-from sglang_jetspec.heads.format import HeadError
+from sglang_jetspec.heads.fields import HeadError
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "adapter.safetensors"

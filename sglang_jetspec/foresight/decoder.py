@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sglang_jetspec.foresight.layers import LayerCache, LayerShape, LayerStack
-from sglang_jetspec.heads.format import HeadError
+from sglang_jetspec.heads.fields import HeadError
 from sglang_jetspec.heads.reference import RMSNorm
 
 

@@ -23,7 +23,8 @@ import torch
 
 from sglang_jetspec.foresight.adapter import Adapter, load_adapter
 from sglang_jetspec.foresight.calibration import Calibration, load_calibration
-from sglang_jetspec.heads.format import HeadError, check_tensors, load_head_config
+from sglang_jetspec.heads.fields import HeadError
+from sglang_jetspec.heads.format import check_tensors, load_head_config
 
 MANIFEST, ADAPTER, CALIBRATION = "manifest.json", "adapter", "calibration/calibration.json"
 PUBLISHED_ADAPTER = ("head.safetensors", "converter.safetensors")

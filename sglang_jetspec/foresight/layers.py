@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_jetspec.heads.format import HeadError
+from sglang_jetspec.heads.fields import HeadError
 from sglang_jetspec.heads.reference import RMSNorm, rotary_table, rotate
 
 

@@ -1,7 +1,7 @@
-"""Draft-head checkpoints on disk: `config.json` and `*.safetensors` in the published format.
+"""Draft-head checkpoints on disk: `config.json` and `*.safetensors` in the published formats.
 
-JetSpec and DFlash heads share one layout (architecture `DFlashDraftModel`, JetSpec paper's released
-checkpoints); `dflash_config.causal_head` alone tells them apart.
+All kinds share the DFlash layout. JetSpec and DFlash heads have nothing else, and causality alone
+tells them apart; `CORRECTIONS` lists the kinds that add a sequential part.
 """
 
 import json
@@ -19,13 +19,21 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError, safe_open
 
+from sglang_jetspec.heads.correction import CorrectionConfig, ReadCorrection
+from sglang_jetspec.heads.domino import read_domino
+from sglang_jetspec.heads.dspark import read_dspark
+from sglang_jetspec.heads.fields import HeadError, optional_positive_int, positive_int
+
 CONFIG_NAME = "config.json"
 WEIGHTS_PATTERN = "*.safetensors"
 DRAFT_TOKEN_IDS = "draft_token_ids"
+CORRECTIONS: tuple[ReadCorrection, ...] = (read_domino, read_dspark)
+KINDS = ("jetspec", "dflash", "dspark", "domino")
+# Released DSpark checkpoints carry copies of the target's own; the target's are used.
+TARGET_COPIES = ("embed_tokens.weight", "lm_head.weight")
 
 # Keys of `dflash_config` that change the forward pass in ways this format does not describe.
 _UNSUPPORTED = (
-    "projector_type",
     "conv_kernel_size",
     "conv_group_size",
     "selector_rank",
@@ -37,17 +45,14 @@ _UNSUPPORTED = (
 )
 
 
-class HeadError(ValueError):
-    """A draft head cannot be used; the message names the field, its value and the fix."""
-
-
 @dataclass(frozen=True)
 class HeadConfig:
     """What a draft head needs to run.
 
     `target_layer_ids` follow Hugging Face: id l is the state after layer l, counted from 0.
     `draft_vocab_size` is an extension: the head ranks only the target ids listed in its
-    `draft_token_ids` tensor [draft_vocab_size] int32.
+    `draft_token_ids` tensor [draft_vocab_size] int32. `correction` is the sequential part of DSpark
+    and Domino heads.
     """
 
     hidden_size: int
@@ -67,6 +72,31 @@ class HeadConfig:
     causal: bool
     draft_vocab_size: int | None
     jetspec: dict[str, Any]
+    correction: CorrectionConfig | None = None
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        if self.correction is not None:
+            return self.correction.kind
+        return "jetspec" if self.causal else "dflash"
+
+    @property
+    def first_row(self) -> int:
+        """The block row that drafts the first token: 0 is the anchor's, 1 the first mask's."""
+        if self.correction is not None:
+            return self.correction.first_row
+        return 0 if self.draft_shift else 1
+
+    @property
+    def idle_rows(self) -> int:
+        """Rows of a block that draft nothing: a pass of `idle_rows + D` rows drafts D tokens."""
+        return 1 if self.correction is None else self.correction.idle_rows
+
+    @property
+    def max_depth(self) -> int:
+        """The most tokens a block drafts. DSpark's `block_size` counts drafts, others' rows."""
+        return self.block_size - (self.kind != "dspark")
 
     @property
     def token_input(self) -> bool:
@@ -97,11 +127,11 @@ def parse_head_config(raw: dict[str, Any], causal: bool | None = None) -> HeadCo
     dflash = raw.get("dflash_config") or {}
     jetspec = raw.get("jetspec") or {}
     _refuse_unsupported(top, dflash)
-    heads = _positive_int(top, "num_attention_heads")
-    hidden = _positive_int(top, "hidden_size")
-    layers = _positive_int(top, "num_hidden_layers")
-    target_layers = _optional_positive_int(top, "num_target_layers")
-    vocab = _optional_positive_int(top, "vocab_size")
+    heads = positive_int(top, "num_attention_heads")
+    hidden = positive_int(top, "hidden_size")
+    layers = positive_int(top, "num_hidden_layers")
+    target_layers = optional_positive_int(top, "num_target_layers")
+    vocab = optional_positive_int(top, "vocab_size")
     target_hidden = dflash.get("target_hidden_size", hidden)
     if target_hidden != hidden:
         raise HeadError(
@@ -110,22 +140,23 @@ def parse_head_config(raw: dict[str, Any], causal: bool | None = None) -> HeadCo
         )
     config = HeadConfig(
         hidden_size=hidden,
-        intermediate_size=_positive_int(top, "intermediate_size"),
+        intermediate_size=positive_int(top, "intermediate_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=_optional_positive_int(top, "num_key_value_heads") or heads,
-        head_dim=_optional_positive_int(top, "head_dim") or hidden // heads,
+        num_key_value_heads=optional_positive_int(top, "num_key_value_heads") or heads,
+        head_dim=optional_positive_int(top, "head_dim") or hidden // heads,
         rms_norm_eps=float(top.get("rms_norm_eps", 1e-6)),
         rope_theta=_rope_theta(top),
-        max_position_embeddings=_positive_int(top, "max_position_embeddings"),
+        max_position_embeddings=positive_int(top, "max_position_embeddings"),
         vocab_size=vocab,
         num_target_layers=target_layers,
-        block_size=_positive_int(top, "block_size"),
+        block_size=positive_int({**top, **dflash}, "block_size"),
         mask_token_id=_mask_token_id(top, dflash, vocab),
         target_layer_ids=_target_layer_ids(top, dflash, layers, target_layers),
         causal=_causal(top, dflash, causal),
-        draft_vocab_size=_optional_positive_int(jetspec, "draft_vocab_size", "jetspec."),
+        draft_vocab_size=optional_positive_int(jetspec, "draft_vocab_size", "jetspec."),
         jetspec=dict(jetspec),
+        correction=_correction(top, dflash),
     )
     _check_sizes(config)
     return config
@@ -157,6 +188,8 @@ def expected_tensors(config: HeadConfig) -> dict[str, tuple[int, ...]]:
         shapes.update({f"layers.{i}.{name}.weight": shape for name, shape in layer.items()})
     if config.draft_vocab_size is not None:
         shapes[DRAFT_TOKEN_IDS] = (config.draft_vocab_size,)
+    if config.correction is not None and config.vocab_size is not None:
+        shapes |= config.correction.tensors(h, config.vocab_size)
     return shapes
 
 
@@ -172,6 +205,8 @@ def check_tensors(folder: Path, config: HeadConfig) -> None:
     if not found:
         raise HeadError(f"{folder} holds no {WEIGHTS_PATTERN}; download the head again")
     expected = expected_tensors(config)
+    if config.kind == "dspark":
+        found = {name: shape for name, shape in found.items() if name not in TARGET_COPIES}
     problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in found]
     problems += [f"unknown {name} {shape}" for name, shape in found.items() if name not in expected]
     problems += [
@@ -182,8 +217,8 @@ def check_tensors(folder: Path, config: HeadConfig) -> None:
     if problems:
         listed = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")
         raise HeadError(
-            f"tensors in {folder} do not fit its config.json ({len(problems)}): {listed}. Use a "
-            f"JetSpec or DFlash head whose weights and config.json belong together"
+            f"tensors in {folder} do not fit its config.json ({len(problems)}) as a {config.kind} "
+            f"head: {listed}. Use a head whose weights and config.json belong together"
         )
 
 
@@ -212,30 +247,14 @@ def _refuse_unsupported(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> No
     used = [key for key in _UNSUPPORTED if dflash.get(key) is not None]
     if used:
         raise HeadError(
-            f"dflash_config.{used[0]} is {dflash[used[0]]!r}; only plain DFlash and JetSpec heads "
-            f"are supported, serve this one with the algorithm it was trained for"
+            f"dflash_config.{used[0]} is {dflash[used[0]]!r}; only plain blocks are supported, "
+            f"serve this head with the algorithm it was trained for"
         )
     kinds = set(top.get("layer_types") or ()) - {"full_attention"}
     if kinds:
         raise HeadError(
             f"layer_types contains {sorted(kinds)}; use a head with full_attention layers only"
         )
-
-
-def _optional_positive_int(fields: Mapping[str, Any], name: str, prefix: str = "") -> int | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise HeadError(f"{prefix}{name} is {value!r}; it must be a positive integer")
-    return value
-
-
-def _positive_int(fields: Mapping[str, Any], name: str) -> int:
-    value = _optional_positive_int(fields, name)
-    if value is None:
-        raise HeadError(f"{name} is missing from config.json; add it as a positive integer")
-    return value
 
 
 def _rope_theta(top: Mapping[str, Any]) -> float:
@@ -291,6 +310,19 @@ def default_target_layer_ids(layers: int, target_layers: int) -> tuple[int, ...]
     return tuple(round(1 + i * span / (layers - 1)) for i in range(layers))
 
 
+def _correction(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> CorrectionConfig | None:
+    for read in CORRECTIONS:
+        if (correction := read(top, dflash)) is not None:
+            return correction
+    projector = dflash.get("projector_type", top.get("projector_type"))
+    if projector is not None:
+        raise HeadError(
+            f"dflash_config.projector_type is {projector!r}; the kinds served are "
+            f"{', '.join(KINDS)}"
+        )
+    return None
+
+
 def _causal(top: Mapping[str, Any], dflash: Mapping[str, Any], override: bool | None) -> bool:
     candidates = (override, dflash.get("causal_head"), dflash.get("causal"), top.get("is_causal"))
     for value in candidates:
@@ -300,7 +332,7 @@ def _causal(top: Mapping[str, Any], dflash: Mapping[str, Any], override: bool | 
 
 
 def _check_sizes(config: HeadConfig) -> None:
-    if config.block_size < 2:
+    if config.max_depth < 1:
         raise HeadError(f"block_size is {config.block_size}; it must hold the anchor and a mask")
     if config.num_attention_heads % config.num_key_value_heads:
         raise HeadError(
@@ -308,5 +340,15 @@ def _check_sizes(config: HeadConfig) -> None:
             f"num_key_value_heads ({config.num_key_value_heads})"
         )
     draft, vocab = config.draft_vocab_size, config.vocab_size
+    if config.correction is not None and (config.token_input or config.draft_shift):
+        raise HeadError(
+            f"jetspec.token_input or jetspec.draft_shift is set for a {config.kind} head; only "
+            "plain JetSpec heads draft from tokens, leave both out"
+        )
+    if config.correction is not None and (vocab is None or draft is not None):
+        raise HeadError(
+            f"vocab_size is {vocab}, jetspec.draft_vocab_size is {draft}; the sequential part of a "
+            f"{config.kind} head covers the target's whole vocabulary, set the former alone"
+        )
     if draft is not None and vocab is not None and draft > vocab:
         raise HeadError(f"jetspec.draft_vocab_size is {draft}; it must not exceed {vocab=}")

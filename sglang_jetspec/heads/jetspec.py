@@ -1,4 +1,4 @@
-"""The JetSpec head as SGLang's model loader builds it, and the worker that loads it.
+"""A draft head of any kind as SGLang's model loader builds it, and the worker that loads it.
 
 A head holds no embedding and no LM head: it drafts with the frozen target's (paper, section 2).
 B requests, D depth, W width, H hidden size, T captured target layers.
@@ -21,18 +21,24 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.runtime_context import get_spec
 from torch import nn
 
-from sglang_jetspec.config import causality_override
+from sglang_jetspec.config import Options, causality_override
+from sglang_jetspec.heads.correction import Correction, adopt
+from sglang_jetspec.heads.drafting import corrected_tree, top_rows
 from sglang_jetspec.heads.format import (
     HeadConfig,
     HeadError,
     load_head_config,
     resolve_head,
 )
+from sglang_jetspec.trees import DraftTree, TreeBuilder
 
 logger = logging.getLogger(__name__)
 
 # How the published tensors of a head are named; a target's have a prefix before these.
-HEAD_PREFIXES = ("fc.", "hidden_norm.", "norm.", "layers.")
+HEAD_PREFIXES = (
+    *("fc.", "hidden_norm.", "norm.", "layers."),
+    *("markov_head.", "confidence_head.", "prefix_gru.", "embed_proj."),
+)
 
 
 def make_linear(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -49,13 +55,18 @@ class JetSpecDraftModel(DFlashDraftModel):
     """Draft head over fused target features, causal or bidirectional inside its block.
 
     dense: the same passes in a plain loop, where the platform has one.
+    correction: the sequential part of DSpark and Domino heads.
     """
 
     dense: Any = None
+    correction: Correction | None = None
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
-        size = config.jetspec_draft_vocab_size
+        head: HeadConfig = config.jetspec_head
+        size = head.draft_vocab_size
+        if head.correction is not None and head.vocab_size is not None:
+            adopt(self, head.correction.build(head.hidden_size, head.vocab_size))
         self.register_buffer(
             "draft_token_ids", None if size is None else torch.zeros(size, dtype=torch.int32)
         )
@@ -120,8 +131,11 @@ class JetSpecDraftModel(DFlashDraftModel):
         return head.quant_method.apply(head, hidden)[..., : head.org_vocab_size]
 
     def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[n] int64 to [n, H]. A model with this method is captured from ids, not embeddings."""
-        embeds = self.target_embedding(input_ids)
+        """[...] int64 to [..., H], the target's embeddings as the head reads them.
+
+        SGLang captures a model with this method from ids, not from embeddings.
+        """
+        embeds: torch.Tensor = self.target_embedding(input_ids)
         return embeds if self.embedding_scale == 1.0 else embeds * self.embedding_scale
 
     @torch.no_grad()
@@ -140,17 +154,27 @@ class JetSpecDraftModel(DFlashDraftModel):
         hidden = self.dense.forward(input_embeds, positions, forward_batch)
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
-    def propose(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best ``width`` tokens a row and their log-probabilities.
+    def draft_tree(
+        self, roots: torch.Tensor, hidden: torch.Tensor, options: Options, build: TreeBuilder
+    ) -> DraftTree:
+        """The tree of the block's drafting rows ``hidden`` [B, D, H] behind ``roots`` [B].
 
-        hidden: [B, D, H], rows 1..D of the block. Returns tokens [B, D, W] int64 and
-        log-probabilities [B, D, W] fp32 under the head's whole (draft) vocabulary.
+        build: makes it of rows that do not depend on the tokens before them.
         """
-        logits = self.draft_logits(hidden).float()
-        top, ids = torch.topk(logits, width, dim=-1)
-        if self.draft_token_ids is not None:
-            ids = self.draft_token_ids[ids].long()
-        return ids, top - torch.logsumexp(logits, dim=-1, keepdim=True)
+        width, nodes = options.width, options.num_draft_tokens
+        if self.correction is not None:
+            base = self.draft_logits(hidden)
+            return corrected_tree(
+                roots, hidden, base, self.correction, self.forward_embed, width, nodes
+            )
+        tokens, logprobs, entropies = self.propose(hidden, width, build.needs_entropies)
+        return build(roots, tokens, logprobs, nodes, entropies=entropies)
+
+    def propose(
+        self, hidden: torch.Tensor, width: int, entropies: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The rows' best tokens, log-probabilities and entropies, see ``top_rows``."""
+        return top_rows(self.draft_logits(hidden), width, self.draft_token_ids, entropies)
 
     def write_context(
         self,
@@ -197,7 +221,7 @@ class JetSpecDraftWorker(TpModelWorker):
         config = self.model_config.hf_config
         config.architectures = [JetSpecDraftModel.__name__]
         config.is_causal = self.head.causal
-        config.jetspec_draft_vocab_size = self.head.draft_vocab_size
+        config.jetspec_head = self.head
         reach = self.head.max_position_embeddings
         if reach < int(self.context_length):
             # Distances the head was never trained on stay out of its sight.

@@ -1,7 +1,8 @@
-"""JetSpec draft head in plain torch: the trainer's module and the oracle for served heads.
+"""Draft heads in plain torch: the trainer's module and the oracle for served heads.
 
 Shape letters: B sequences, C context positions, A anchors (blocks) a sequence, R = A * block_size
-block rows, T taps, H hidden, V vocabulary. Parameter names are the published tensor names.
+block rows, T taps, H hidden, V vocabulary. Parameter names are the published tensor names, for
+all kinds: the sequential part of DSpark and Domino heads is `correction`.
 
 A block is [anchor, mask, mask, ...] at positions n, n+1, ...; its rows see the fused target states
 at positions < n through every layer's K/V projections, and their own block. Row i >= 1 predicts the
@@ -15,8 +16,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from sglang_jetspec.heads.correction import Correction, adopt
 from sglang_jetspec.heads.format import (
     DRAFT_TOKEN_IDS,
+    TARGET_COPIES,
     WEIGHTS_PATTERN,
     HeadConfig,
     check_tensors,
@@ -109,6 +112,8 @@ class JetSpecHead(nn.Module):
     `dropout` of each layer's two contributions acts in training mode only.
     """
 
+    correction: Correction | None = None
+
     def __init__(self, config: HeadConfig, dropout: float = 0.0) -> None:
         super().__init__()
         hidden = config.hidden_size
@@ -119,6 +124,8 @@ class JetSpecHead(nn.Module):
             DraftLayer(config, dropout) for _ in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
+        if config.correction is not None and config.vocab_size is not None:
+            adopt(self, config.correction.build(hidden, config.vocab_size))
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Concatenated tapped states [..., T*H] -> fused context states [..., H]."""
@@ -163,6 +170,7 @@ def load_reference_head(
     weights: dict[str, Tensor] = {}
     for path in sorted(Path(folder).glob(WEIGHTS_PATTERN)):
         weights |= load_file(path)
+    weights = {name: weight for name, weight in weights.items() if name not in TARGET_COPIES}
     draft_token_ids = weights.pop(DRAFT_TOKEN_IDS, None)
     head = JetSpecHead(config)
     head.load_state_dict(weights)

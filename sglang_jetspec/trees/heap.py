@@ -1,4 +1,4 @@
-"""The two tree builders as textbook heap loops, one request at a time.
+"""The tree builders as textbook heap loops, one request at a time.
 
 Readable references and test oracles; the server uses the batched builders.
 """
@@ -43,15 +43,40 @@ def best_first_nodes(rows: Rows, nodes: int) -> list[HeapNode]:
 
 
 def algorithm1_nodes(rows: Rows, nodes: int) -> list[HeapNode]:
-    """Paper Algorithm 1: each pop appends all children of the popped node that the budget holds."""
+    """Paper Algorithm 1: each pop appends all children of the popped node that the budget holds.
+    A row's length is its depth's fan-out."""
     tree = [HeapNode((), -1, 0.0)]
-    heap = [(0.0, 0)]
+    heap = [(0.0, 0, 0)]
     while heap and len(tree) < nodes:
-        negative, popped = heapq.heappop(heap)
+        negative, _, popped = heapq.heappop(heap)
         columns = tree[popped].columns
         if len(columns) == len(rows):
             continue
         for column, step in enumerate(rows[len(columns)][: nodes - len(tree)]):
             tree.append(HeapNode((*columns, column), popped, step - negative))
-            heapq.heappush(heap, (-tree[-1].score, len(tree) - 1))
+            heapq.heappush(heap, (-tree[-1].score, len(columns), len(tree) - 1))
+    return tree
+
+
+def scored_nodes(increments: Rows, nodes: int) -> list[HeapNode]:
+    """Increments of any sign, sorted in each row: pops the best node that was offered; among equal
+    ones the first offered, a pop's child before its sibling."""
+    tree = [HeapNode((), -1, 0.0)]
+    heap: list[tuple[float, int, tuple[int, ...], int]] = []
+    offers = 0
+
+    def offer(parent: int, column: int) -> None:
+        nonlocal offers
+        offers += 1
+        depth = len(tree[parent].columns)
+        if depth < len(increments) and column < len(increments[depth]):
+            score = tree[parent].score + increments[depth][column]
+            heapq.heappush(heap, (-score, offers, (*tree[parent].columns, column), parent))
+
+    offer(0, 0)
+    while heap and len(tree) < nodes:
+        negative, _, columns, parent = heapq.heappop(heap)
+        tree.append(HeapNode(columns, parent, -negative))
+        offer(len(tree) - 1, 0)
+        offer(parent, columns[-1] + 1)
     return tree

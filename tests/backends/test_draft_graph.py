@@ -19,10 +19,10 @@ class Head:
     def __init__(self):
         self.weight = torch.randn(HIDDEN, VOCABULARY, generator=torch.Generator().manual_seed(0))
 
-    def propose(self, hidden, width):
+    def draft_tree(self, roots, hidden, options, build):
         logprobs = torch.log_softmax(hidden @ self.weight, -1)
-        top, ids = torch.topk(logprobs, width, dim=-1)
-        return ids, top
+        top, ids = torch.topk(logprobs, options.width, dim=-1)
+        return build(roots, ids, top, options.num_draft_tokens)
 
 
 @pytest.mark.parametrize("tree", ["best_first", "algorithm1"])

@@ -55,9 +55,9 @@ class Head:
     def __init__(self):
         self.weight = torch.randn(64, 4096, device="cuda")
 
-    def propose(self, hidden, width):
-        top, ids = torch.topk(torch.log_softmax(hidden @ self.weight, -1), width, dim=-1)
-        return ids, top
+    def draft_tree(self, roots, hidden, options, build):
+        top, ids = torch.topk(torch.log_softmax(hidden @ self.weight, -1), options.width, dim=-1)
+        return build(roots, ids, top, options.num_draft_tokens)
 
 
 def test_drafts_of_graph_and_eager_passes_are_equal():

@@ -104,13 +104,84 @@ def test_mask_token_must_be_a_target_token(mask):
         (raw_config(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
         (raw_config(rope_scaling={"rope_type": "yarn"}), "rope scaling"),
         (with_dflash(target_hidden_size=32), "target_hidden_size"),
-        (with_dflash(projector_type="domino"), "projector_type"),
+        (with_dflash(projector_type="mamba"), "projector_type.*jetspec, dflash, dspark, domino"),
         (with_dflash(conv_kernel_size=4), "conv_kernel_size"),
     ],
 )
 def test_unusable_fields_are_named(raw, field):
     with pytest.raises(HeadError, match=field):
         parse_head_config(raw)
+
+
+def dspark(**changes):
+    return raw_config(
+        architectures=["Qwen3DSparkModel"],
+        block_size=7,
+        mask_token_id=99,
+        target_layer_ids=[1, 3],
+        dflash_config=None,
+        **{"markov_rank": 6, "markov_head_type": "vanilla", **changes},
+    )
+
+
+def domino(**changes):
+    keys = {"projector_type": "domino", "pure_draft_prefix_len": 1, "gru_hidden_dim": 5}
+    return with_dflash(**{**keys, "emb_dim": 3, "shift_label": True, **changes})
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "depth", "idle", "first"),
+    [
+        (with_dflash(causal_head=True), "jetspec", 3, 1, 1),
+        (raw_config(), "dflash", 3, 1, 1),
+        (dspark(), "dspark", 7, 0, 0),
+        (dspark(sample_from_anchor=False), "dspark", 7, 1, 1),
+        (with_dflash(projector_type="dspark", markov_rank=6), "dspark", 4, 0, 0),
+        (raw_config(dspark_config={"markov_rank": 6}), "dspark", 4, 0, 0),
+        (domino(), "domino", 3, 1, 0),
+        (domino(shift_label=False), "domino", 3, 1, 1),
+    ],
+)
+def test_kinds_are_recognised(raw, kind, depth, idle, first):
+    config = parse_head_config(raw)
+    shape = (config.kind, config.max_depth, config.idle_rows, config.first_row)
+    assert shape == (kind, depth, idle, first)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (dspark(markov_head_type="lstm"), "markov_head_type is 'lstm'; use one of vanilla"),
+        (dspark(markov_rank=0), "markov_rank is 0"),
+        (dspark(markov_rank=None), "markov_rank is missing"),
+        (dspark(enable_confidence_head="yes"), "enable_confidence_head is 'yes'"),
+        (dspark(vocab_size=None), "vocab_size is None"),
+        (dspark(jetspec={"draft_vocab_size": 10}), "draft_vocab_size is 10"),
+        (domino(pure_draft_prefix_len=2), r"dflash_config\.pure_draft_prefix_len is 2"),
+        (domino(gru_hidden_dim=None), r"dflash_config\.gru_hidden_dim is missing"),
+        ({**domino(), "emb_dim": 4}, r"emb_dim is 4, dflash_config\.emb_dim is 3"),
+        (domino(shift_label=1), "shift_label is 1; it must be true or false"),
+    ],
+)
+def test_unusable_parts_of_a_kind_are_named(raw, message):
+    with pytest.raises(HeadError, match=message):
+        parse_head_config(raw)
+
+
+def test_copies_of_the_target_in_a_dspark_checkpoint_are_left_aside(tmp_path):
+    def add(tensors):
+        tensors |= {"lm_head.weight": torch.zeros(100, 16)}
+        tensors |= {"embed_tokens.weight": torch.zeros(100, 16)}
+
+    write_head(tmp_path, dspark(), add)
+    check_tensors(tmp_path, load_head_config(tmp_path))
+
+
+def test_weights_of_another_kind_are_refused(tmp_path):
+    write_head(tmp_path, dspark())
+    (tmp_path / "config.json").write_text(json.dumps(raw_config()))
+    with pytest.raises(HeadError, match=r"as a dflash head: unknown .*confidence_head\.proj"):
+        check_tensors(tmp_path, load_head_config(tmp_path))
 
 
 def test_jetspec_block_is_kept():

@@ -1,4 +1,4 @@
-"""Both builders against their heap versions, and what every tree must satisfy."""
+"""Every builder against its heap version, and what every tree must satisfy."""
 
 import math
 from dataclasses import dataclass
@@ -15,11 +15,20 @@ from sglang_jetspec.trees import (
     algorithm1_tree,
     best_first_tree,
     max_nodes,
+    tree_builder,
 )
-from sglang_jetspec.trees.heap import algorithm1_nodes, best_first_nodes
+from sglang_jetspec.trees.heap import algorithm1_nodes, best_first_nodes, scored_nodes
 
+RATES = [[0.9, 0.5, 0.1], [0.6, 0.01, 0.0], [0.0]]
+OPTIONS = {
+    "hybrid": {"alpha": 0.5},
+    "profile": {"rates": RATES, "threshold": 0.1},
+    "top2gap": {"beta": 1.0},
+}
+KINDS = {name: tree_builder(TREE_BUILDERS, name, OPTIONS.get(name, {})) for name in TREE_BUILDERS}
 ORACLES = {"best_first": best_first_nodes, "algorithm1": algorithm1_nodes}
-BUILDERS = pytest.mark.parametrize("name", sorted(TREE_BUILDERS))
+BUILDERS = pytest.mark.parametrize("name", sorted(ORACLES))
+ALL_BUILDERS = pytest.mark.parametrize("name", sorted(set(KINDS) - {"chain", "ddtree"}))
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,17 @@ class Case:
     def roots(self) -> Tensor:
         return torch.full((len(self.logprobs),), 7)
 
+    @property
+    def entropies(self) -> Tensor:
+        """[B, D] in halves, 0 to 3, by depth and request."""
+        batch, depth, _ = self.logprobs.shape
+        return (torch.arange(batch * depth) * 5 % 7 / 2).view(batch, depth)
+
     def build(self, builder, **options) -> DraftTree:
         return builder(self.roots, self.tokens, self.logprobs, self.nodes, **options)
+
+    def named(self, name: str, **options) -> DraftTree:
+        return self.build(KINDS[name], entropies=self.entropies, **options)
 
 
 @st.composite
@@ -70,7 +88,7 @@ def columns(tree: DraftTree, request: int) -> list[tuple[int, ...]]:
 @BUILDERS
 @given(case=cases())
 def test_same_scores_as_the_heap(name: str, case: Case) -> None:
-    tree = case.build(TREE_BUILDERS[name])
+    tree = case.named(name)
     for request, rows in enumerate(case.logprobs.tolist()):
         expected = ORACLES[name](rows, case.nodes)
         live = tree.live[request]
@@ -82,7 +100,7 @@ def test_same_scores_as_the_heap(name: str, case: Case) -> None:
 @BUILDERS
 @given(case=cases(max_step=10**6))
 def test_same_nodes_as_the_heap_without_ties(name: str, case: Case) -> None:
-    tree = case.build(TREE_BUILDERS[name])
+    tree = case.named(name)
     for request, rows in enumerate(case.logprobs.tolist()):
         wide = ORACLES[name](rows, case.nodes + 1)
         if len({node.score for node in wide}) == len(wide):
@@ -92,25 +110,80 @@ def test_same_nodes_as_the_heap_without_ties(name: str, case: Case) -> None:
 
 @given(case=cases(max_step=3))
 def test_algorithm1_is_the_heap_node_for_node(case: Case) -> None:
-    """Ties included: the oldest of the best is popped."""
+    """Ties included: the shallowest, then the oldest of the best is popped."""
     tree = case.build(algorithm1_tree)
     for request, rows in enumerate(case.logprobs.tolist()):
         assert columns(tree, request) == [n.columns for n in algorithm1_nodes(rows, case.nodes)]
 
 
-@BUILDERS
+def expected_nodes(name: str, rows: list[list[float]], entropies: list[float], nodes: int):
+    """The textbook loop of a kind."""
+    width = len(rows[0])
+    if name in ("hybrid", "entropy"):
+        share, weight = (1.0, 0.5) if name == "hybrid" else (0.0, 1.0)
+        scores = [
+            [share * step + weight * h for step in row]
+            for row, h in zip(rows, entropies, strict=True)
+        ]
+        return scored_nodes(scores, nodes)
+    counts = [width] * len(rows)
+    if name == "profile":
+        kept = [sum(rate >= 0.1 for rate in row) for row in RATES]
+        counts = [max(1, min(count, width)) for count in kept] + counts
+    if name == "top2gap" and width > 1:
+        shares = [1 / (1 + math.exp(row[0] - row[1] - 1)) for row in rows]
+        counts = [max(1, min(round(width * share), width)) for share in shares]
+    capped = [row[:count] for row, count in zip(rows, counts, strict=False)]
+    return algorithm1_nodes(capped, nodes)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "entropy", "profile", "top2gap"])
+@given(case=cases(max_step=400))
+def test_other_kinds_are_their_textbook_loops_node_for_node(name: str, case: Case) -> None:
+    tree = case.named(name)
+    for request, rows in enumerate(case.logprobs.tolist()):
+        expected = expected_nodes(name, rows, case.entropies[request].tolist(), case.nodes)
+        assert columns(tree, request) == [node.columns for node in expected]
+
+
+@given(case=cases(max_step=6), limit=st.integers(0, 6))
+def test_kinds_that_are_others_in_a_limit(case: Case, limit: int) -> None:
+    limits = torch.full_like(case.roots, limit)
+    hybrid = tree_builder(TREE_BUILDERS, "hybrid", {"alpha": 0.0})
+    flat = case.build(hybrid, depth_limit=limits, entropies=case.entropies)
+    best = case.build(best_first_tree, depth_limit=limits)
+    wide = tree_builder(TREE_BUILDERS, "top2gap", {"beta": 0.0, "center": 0.0})
+    profile = tree_builder(TREE_BUILDERS, "profile", {"rates": []})
+    whole = case.build(algorithm1_tree, depth_limit=limits)
+    half = (case.logprobs.shape[2] + 1) // 2
+    capped = torch.full(case.logprobs.shape[:2], half)
+    for request in range(len(case.logprobs)):
+        live = best.live[request]
+        assert flat.live[request].equal(live)
+        totals = [tree.logprobs[request, live].sort().values for tree in (flat, best)]
+        assert totals[0].equal(totals[1])
+        assert columns(case.build(profile, depth_limit=limits), request) == columns(whole, request)
+    if case.logprobs.shape[2] % 2:  # 0.5 rounds to the even count
+        return
+    same = case.build(algorithm1_tree, depth_limit=limits, fan_out=capped)
+    assert case.build(wide, depth_limit=limits).tokens.equal(same.tokens)
+
+
+@ALL_BUILDERS
 @given(case=cases(max_step=6), limits=st.lists(st.integers(0, 6), min_size=3, max_size=3))
 def test_structure(name: str, case: Case, limits: list[int]) -> None:
     batch, depth, width = case.logprobs.shape
     limit = torch.tensor(limits[:batch])
-    tree = case.build(TREE_BUILDERS[name], depth_limit=limit)
+    tree = case.named(name, depth_limit=limit)
     index = torch.arange(case.nodes)
     assert (tree.parents < index).all()
     assert (tree.depths <= limit.unsqueeze(1)).all()
     for request in range(batch):
         nodes = columns(tree, request)
         reachable = max_nodes(width, min(depth, limits[request]))
-        assert len(nodes) == min(case.nodes, reachable) == len(set(nodes))
+        assert len(nodes) == len(set(nodes)) <= min(case.nodes, reachable)
+        if name not in ("profile", "top2gap"):
+            assert len(nodes) == min(case.nodes, reachable)
         for node in range(case.nodes):
             seen = set(index[tree.ancestors[request, node]].tolist())
             if node >= len(nodes):
@@ -156,13 +229,14 @@ def test_best_first_needs_no_sorted_columns(case: Case, seed: int) -> None:
     assert torch.equal(tree.logprobs, again.logprobs)
 
 
-@BUILDERS
+@ALL_BUILDERS
 @given(case=cases(max_step=5), limit=st.integers(0, 6))
 def test_rows_do_not_depend_on_the_batch(name: str, case: Case, limit: int) -> None:
-    whole = case.build(TREE_BUILDERS[name], depth_limit=torch.full_like(case.roots, limit))
+    whole = case.named(name, depth_limit=torch.full_like(case.roots, limit))
     for request in range(len(case.logprobs)):
-        alone = Case(case.logprobs[request : request + 1], case.nodes).build(
-            TREE_BUILDERS[name], depth_limit=torch.tensor([limit])
+        part = slice(request, request + 1)
+        alone = Case(case.logprobs[part], case.nodes).build(
+            KINDS[name], depth_limit=torch.tensor([limit]), entropies=case.entropies[part]
         )
         for field in ("tokens", "parents", "depths", "logprobs", "live", "ancestors"):
             assert torch.equal(getattr(alone, field)[0], getattr(whole, field)[request])
@@ -171,7 +245,7 @@ def test_rows_do_not_depend_on_the_batch(name: str, case: Case, limit: int) -> N
 @BUILDERS
 def test_width_one_is_a_chain(name: str) -> None:
     case = Case(torch.full((2, 5, 1), -0.5), nodes=4)
-    tree = case.build(TREE_BUILDERS[name])
+    tree = case.named(name)
     assert tree.parents.tolist() == [[-1, 0, 1, 2]] * 2
     assert tree.tokens.tolist() == [[7, 100, 200, 300]] * 2
     assert torch.equal(tree.ancestors, torch.ones(2, 4, 4).tril().bool())
@@ -180,7 +254,7 @@ def test_width_one_is_a_chain(name: str) -> None:
 @BUILDERS
 def test_depth_limits_of_zero_and_one(name: str) -> None:
     case = Case(torch.tensor([[-1.0, -2.0, -3.0]] * 4).expand(2, -1, -1), nodes=5)
-    tree = case.build(TREE_BUILDERS[name], depth_limit=torch.tensor([0, 1]))
+    tree = case.named(name, depth_limit=torch.tensor([0, 1]))
     assert tree.live.tolist() == [[True] + [False] * 4, [True] * 4 + [False]]
     assert tree.parents.tolist() == [[-1, 0, 0, 0, 0], [-1, 0, 0, 0, 0]]
     assert tree.ancestors[0].equal(torch.eye(5).bool())
@@ -192,10 +266,10 @@ def test_impossible_tokens_are_never_in_the_best_tree() -> None:
     assert columns(tree, 0) == [(), (0,), (0, 0), (0, 1)]
 
 
-@BUILDERS
+@ALL_BUILDERS
 def test_half_precision_log_probabilities_are_summed_in_fp32(name: str) -> None:
     case = Case(torch.full((1, 6, 1), -0.1, dtype=torch.bfloat16), nodes=7)
-    tree = case.build(TREE_BUILDERS[name])
+    tree = case.named(name)
     step = case.logprobs[0, 0, 0].float()
     assert tree.logprobs.dtype == torch.float32
     assert tree.logprobs[0, 6].item() == pytest.approx(6 * step.item(), rel=1e-6)
@@ -214,7 +288,7 @@ def test_half_precision_log_probabilities_are_summed_in_fp32(name: str) -> None:
 )
 def test_bad_input_is_named(name, roots, tokens, logprobs, nodes, names) -> None:
     with pytest.raises(ValueError, match=names):
-        TREE_BUILDERS[name](
+        KINDS[name](
             torch.zeros(roots, dtype=torch.int64),
             torch.zeros(tokens, dtype=torch.int64),
             torch.zeros(logprobs),
@@ -243,3 +317,28 @@ def test_algorithm1_accepts_far_less_at_equal_budget(nodes: int, least_gain: flo
         for builder in (best_first_tree, algorithm1_tree)
     )
     assert best > least_gain * plain
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("beam", {}, "tree='beam': use one of algorithm1, best_first, chain"),
+        ("hybrid", {"alpha": "high"}, r"hybrid.*float.*alpha.*Its options: alpha"),
+        ("hybrid", {"beta": 1.0}, r"unknown field `beta`"),
+        ("top2gap", {"beta": -1}, r"top2gap.*>= 0.*beta.*Its options: beta, center"),
+        ("profile", {}, "rates"),
+        ("profile", {"rates": [[1.5]]}, "<= 1"),
+        ("profile", {"rates": [], "threshold": 0}, "threshold"),
+        ("entropy", {"sign": 2}, "use 1 or -1"),
+        ("chain", {"alpha": 1.0}, "Its options: none"),
+    ],
+)
+def test_options_are_typed(name, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        tree_builder(TREE_BUILDERS, name, options)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "entropy"])
+def test_scores_that_need_entropies_say_so(name) -> None:
+    with pytest.raises(ValueError, match="entropies"):
+        Case(torch.zeros(1, 2, 2), 4).build(KINDS[name])

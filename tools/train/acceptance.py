@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sglang_jetspec.heads.drafting import corrected_tree
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.features import Features
 from sglang_jetspec.tools.train.target import FrozenTarget
-from sglang_jetspec.trees import best_first_tree, max_nodes
+from sglang_jetspec.trees import DraftTree, best_first_tree, max_nodes
 from sglang_jetspec.verification import accept
 
 
@@ -41,6 +42,43 @@ class Candidates:
     tokens: Tensor  # [A,D,W] int64 target ids
     logprobs: Tensor  # [A,D,W] fp32
 
+    @property
+    def depth(self) -> int:
+        return self.tokens.shape[1]
+
+    def trees(self, roots: Tensor, width: int, nodes: int) -> DraftTree:
+        """The trees of `nodes` rows behind `roots` [A]."""
+        return best_first_tree(roots, self.tokens[..., :width], self.logprobs[..., :width], nodes)
+
+
+@dataclass(frozen=True)
+class SequentialCandidates:
+    """A block's rows at every answer position, of a head whose rows depend on the path."""
+
+    anchors: Tensor  # [A] int64 positions
+    rows: Tensor  # [A,D,H]
+    head: JetSpecHead
+    target: FrozenTarget
+
+    @property
+    def depth(self) -> int:
+        return self.rows.shape[1]
+
+    @torch.inference_mode()
+    def trees(self, roots: Tensor, width: int, nodes: int) -> DraftTree:
+        """See `Candidates`."""
+        device, dtype = self.rows.device, self.rows.dtype
+        tree = corrected_tree(
+            roots.to(device),
+            self.rows,
+            F.linear(self.rows, self.target.draft_lm_head.to(dtype)),
+            self.head.correction,
+            lambda ids: F.embedding(ids, self.target.embedding).to(dtype),
+            width,
+            nodes,
+        )
+        return DraftTree(**{name: value.cpu() for name, value in vars(tree).items()})
+
 
 @torch.inference_mode()
 def draft_everywhere(
@@ -52,7 +90,7 @@ def draft_everywhere(
     width: int,
     scales: Tensor | None = None,
     blocks: int = 64,
-) -> Candidates:
+) -> Candidates | SequentialCandidates:
     """Drafts of `head` anchored at every answer token of example `index`.
 
     `scales` [T*H] divide the tapped states of a head in training; an exported one reads raw taps.
@@ -64,14 +102,17 @@ def draft_everywhere(
     (states,) = features.fetch([index])
     taps = states.taps if scales is None else states.taps / scales
     context = head.fuse(taps.to(device, dtype))[None]
-    size = head.config.block_size
+    size, first = head.config.block_size, head.config.first_row
+    drafting = slice(first, first + head.config.max_depth)
     inputs, generator = block_inputs(head.config), torch.Generator().manual_seed(index)
-    tokens, logprobs = [], []
+    tokens, logprobs, sequential = [], [], []
     for part in anchors.split(blocks):
-        rows, _ = inputs.fill(ids.cpu(), part.cpu(), size, generator)
+        rows, _ = inputs.fill(ids.cpu(), part.cpu(), generator)
         embedded = F.embedding(rows.view(1, -1).to(device), target.embedding).to(dtype)
-        hidden = head(embedded, part[None], context)[0].unflatten(0, (-1, size))
-        hidden = hidden[:, :-1] if head.config.draft_shift else hidden[:, 1:]
+        hidden = head(embedded, part[None], context)[0].unflatten(0, (-1, size))[:, drafting]
+        if head.correction is not None:
+            sequential.append(hidden)
+            continue
         logits = F.linear(hidden, target.draft_lm_head.to(dtype)).float()
         best = logits.log_softmax(-1).topk(width, dim=-1)
         chosen = best.indices
@@ -79,11 +120,16 @@ def draft_everywhere(
             chosen = draft_token_ids.long().to(device)[chosen]
         tokens.append(chosen)
         logprobs.append(best.values)
+    if sequential:
+        return SequentialCandidates(anchors.cpu(), torch.cat(sequential), head, target)
     return Candidates(anchors.cpu(), torch.cat(tokens).cpu(), torch.cat(logprobs).cpu())
 
 
 def committed_per_round(
-    candidates: Candidates, token_ids: list[int], finished: bool, shape: TreeShape
+    candidates: Candidates | SequentialCandidates,
+    token_ids: list[int],
+    finished: bool,
+    shape: TreeShape,
 ) -> list[int]:
     """Tokens committed by each round of decoding the answer with trees of `shape`.
 
@@ -91,14 +137,9 @@ def committed_per_round(
     left out unless the answer ended by itself, as its true length is unknown.
     """
     text = torch.tensor(token_ids)
-    anchors, depth = candidates.anchors, candidates.tokens.shape[1]
+    anchors, depth = candidates.anchors, candidates.depth
     nodes = min(shape.nodes, max_nodes(shape.width, depth))
-    tree = best_first_tree(
-        text[anchors],
-        candidates.tokens[..., : shape.width],
-        candidates.logprobs[..., : shape.width],
-        nodes,
-    )
+    tree = candidates.trees(text[anchors], shape.width, nodes)
     following = F.pad(text, (0, depth + 2), value=-1)
     choices = following[anchors[:, None] + tree.depths + 1]
     lengths = accept(tree, choices, depth).lengths.tolist()

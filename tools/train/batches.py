@@ -23,10 +23,10 @@ class Batch:
 
     taps: Tensor  # [B,C,T*H] bf16, scaled and zero-padded
     anchors: Tensor  # [B,A] int64 positions
-    inputs: Tensor  # [B,A,block_size] int64 ids of the rows, the anchor first
     tokens: Tensor  # [B,A,block_size] int64: the text, -1 past its end
     finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each slot's token
     supervised: Tensor  # [B,A,block_size] bool: slots with a known target distribution
+    inputs: Tensor  # [B,A,rows] int64 ids of the head's rows, the anchor first
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
@@ -80,8 +80,7 @@ class BatchSource:
         """What the rows of each example's blocks hold; see `BlockInputs.fill`."""
         texts = (torch.tensor(self.features.examples[i].token_ids) for i in picked)
         return [
-            self.inputs.fill(text, row, self.block_size, generator)
-            for text, row in zip(texts, anchors, strict=True)
+            self.inputs.fill(text, row, generator) for text, row in zip(texts, anchors, strict=True)
         ]
 
     def assemble(
@@ -105,7 +104,7 @@ class BatchSource:
             tokens.append(text.where(predicted < length, -1))
         inputs = torch.stack([ids for ids, _ in filled])
         stacked = (torch.stack(part) for part in (tokens, finals, supervised))
-        return Batch(taps, anchors, inputs, *stacked)
+        return Batch(taps, anchors, *stacked, inputs)
 
 
 def draw_anchors(example: Example, count: int, generator: torch.Generator) -> Tensor:

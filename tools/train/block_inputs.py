@@ -19,9 +19,9 @@ class BlockInputs(Protocol):
     """Fills blocks; see the implementations."""
 
     def fill(
-        self, text: Tensor, anchors: Tensor, size: int, generator: torch.Generator
+        self, text: Tensor, anchors: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Ids [A, size] of the rows, and [A, size] bool: slots whose answer no row shows.
+        """Ids [A, rows], and which slots' answers no row shows: [A, rows], or [A, 1] for all.
 
         text: [C] int64 the whole example. anchors: [A] positions.
         """
@@ -31,14 +31,15 @@ class BlockInputs(Protocol):
 class MaskInputs:
     """JetSpec: every row behind the anchor holds the mask token."""
 
+    rows: int
     mask_token_id: int
 
     def fill(
-        self, text: Tensor, anchors: Tensor, size: int, generator: torch.Generator
+        self, text: Tensor, anchors: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """See `BlockInputs`."""
-        ids = block_ids(text[anchors][:, None], size, self.mask_token_id)
-        return ids, torch.ones_like(ids, dtype=torch.bool)
+        ids = block_ids(text[anchors][:, None], self.rows, self.mask_token_id)
+        return ids, torch.ones(len(ids), 1, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,19 @@ class TokenInputs:
     """JetSpec++: a clean prefix of the text, then noise from the text up to the anchor.
 
     With probability `noised_share` there is no clean prefix, else its length is uniform in
-    1..size-1 (JetSpec++ paper, appendix E: share 0.25, block of 16). In place (`shift` False) a
+    1..rows-1 (JetSpec++ paper, appendix E: share 0.25, block of 16). In place (`shift` False) a
     clean row shows its own answer: such slots are not supervised, and one slot stays noised.
     """
 
+    rows: int
     shift: bool
     noised_share: float = 0.25
 
     def fill(
-        self, text: Tensor, anchors: Tensor, size: int, generator: torch.Generator
+        self, text: Tensor, anchors: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """See `BlockInputs`."""
-        count = len(anchors)
+        count, size = len(anchors), self.rows
         longest = size - 1 if self.shift else size - 2
         clean = torch.randint(1, max(longest, 1) + 1, (count,), generator=generator)
         clean *= torch.rand(count, generator=generator) >= self.noised_share
@@ -74,5 +76,5 @@ class TokenInputs:
 def block_inputs(config: HeadConfig, noised_share: float = 1.0) -> BlockInputs:
     """How a head's blocks are filled; `noised_share` 1 is the first pass of drafting."""
     if config.token_input:
-        return TokenInputs(config.draft_shift, noised_share)
-    return MaskInputs(config.mask_token_id)
+        return TokenInputs(config.block_size, config.draft_shift, noised_share)
+    return MaskInputs(config.block_size, config.mask_token_id)

@@ -91,6 +91,19 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Draft only from this many most frequent answer tokens; None drafts from all. Paper: all."""
     causal: bool = True
     """Row i of a block sees rows <= i (JetSpec); False sees the whole block (DFlash)."""
+    kind: Literal["block", "dspark", "domino"] = "block"
+    """Rows drafted independently (JetSpec or DFlash, by `causal`), or with a bias from the tokens
+    before: DSpark's Markov head or Domino's GRU, which need --draft-vocab-size None and were
+    released with --no-causal. A DSpark block drafts block_size tokens."""
+    markov_rank: Count = 256
+    """Of a DSpark head's bias. Released: 256."""
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    """What a DSpark head's bias looks at: the token before, also the row, or the whole path.
+    Released: vanilla."""
+    gru_hidden_dim: Count = 1024
+    """State of a Domino head's GRU. Released: 1024."""
+    emb_dim: Count = 256
+    """Bottleneck before a Domino head's bias. Released: 256."""
 
     token_input: bool = False
     """Fill blocks with tokens instead of masks and train on clean prefixes, so that the head can

@@ -48,6 +48,10 @@ def raw_config(config: HeadConfig) -> dict[str, Any]:
             "target_layer_ids": list(config.target_layer_ids),
         },
     }
+    if config.correction is not None:
+        top, nested = config.correction.raw()
+        raw = raw | top
+        raw["dflash_config"] |= nested
     jetspec = dict(config.jetspec)
     if config.draft_vocab_size is not None:
         jetspec["draft_vocab_size"] = config.draft_vocab_size

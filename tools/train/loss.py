@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.batches import Batch
 from sglang_jetspec.tools.train.objectives import FrozenHeadLoss
+from sglang_jetspec.tools.train.sequential import sequential_loss
 from sglang_jetspec.tools.train.target import FrozenTarget
 
 
@@ -76,10 +77,16 @@ def block_loss(
 ) -> BlockLoss:
     """The objective over the draft vocabulary, summed over supervised rows."""
     rows = batch.supervised
-    hidden = block_hidden(head, target, batch)[rows]  # [M,H]
+    hidden = block_hidden(head, target, batch)
+    weights = objective.row_weights(rows.shape[-1], hidden.device).expand(rows.shape)
+    if head.correction is not None:
+        weights = weights * (rows & ((batch.tokens >= 0) | (objective.kind != "sft")))
+        total, kl, matches = sequential_loss(
+            head, target, batch, hidden, weights, objective.kind, objective.temperature
+        )
+        return BlockLoss(total, kl, weights.sum(), matches)
+    hidden, weights, labels = hidden[rows], weights[rows], batch.tokens[rows]  # [M,H], [M], [M]
     teacher = batch.finals[rows].to(hidden.dtype)
-    weights = objective.row_weights(head.config.block_size, hidden.device).expand(rows.shape)[rows]
-    labels = batch.tokens[rows]
     if objective.kind == "sft":  # what the text or the draft vocabulary lacks is no label
         if target.draft_rows is not None:
             labels = target.draft_rows[labels.clamp(min=0)].where(labels >= 0, -1)

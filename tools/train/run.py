@@ -90,7 +90,7 @@ class TrainingRun:
             head.to(accelerator.device), freeze(target, self.draft_token_ids), objective
         )
         inputs = block_inputs(head.config, config.noised_share)
-        self.source = BatchSource(self.features, self.scales, head.config.block_size, inputs)
+        self.source = BatchSource(self.features, self.scales, head.config.max_depth + 1, inputs)
 
     def batch_at(self, step: int) -> Batch:
         """This process's part of the training batch of `step`."""
@@ -107,7 +107,7 @@ class TrainingRun:
             return None
         size = min(config.sequences_per_step, len(rows))
         steps = min(HELD_OUT_BATCHES, len(rows) // size)
-        depth = self.model.head.config.block_size
+        depth = self.model.head.config.max_depth + 1
         width, nodes = config.evaluate_width, config.evaluate_budget
         first_pass = replace(self.source, inputs=block_inputs(self.model.head.config))
         return HeldOut(

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from sglang_jetspec.heads.correction import CorrectionConfig
+from sglang_jetspec.heads.domino import DominoConfig
+from sglang_jetspec.heads.dspark import DSparkConfig
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.reference import JetSpecHead, load_reference_head
 from sglang_jetspec.tools.train.config import TrainConfig
@@ -45,6 +48,15 @@ def freeze(model: nn.Module, draft_token_ids: Tensor | None) -> FrozenTarget:
     return FrozenTarget(embedding, lm_head, rows)
 
 
+def correction_config(config: TrainConfig) -> CorrectionConfig | None:
+    """The sequential part of a head of the run's `kind`."""
+    if config.kind == "dspark":
+        return DSparkConfig(config.markov_rank, config.markov_head_type)
+    if config.kind == "domino":
+        return DominoConfig(config.gru_hidden_dim, config.emb_dim)
+    return None
+
+
 def head_config(
     config: TrainConfig, target: PretrainedConfig, draft_vocab: int | None
 ) -> HeadConfig:
@@ -68,6 +80,7 @@ def head_config(
         causal=config.causal,
         draft_vocab_size=draft_vocab,
         jetspec={name: True for name in ("token_input", "draft_shift") if getattr(config, name)},
+        correction=correction_config(config),
     )
 
 
@@ -123,6 +136,7 @@ def check_imported(head: HeadConfig, config: TrainConfig, target: PretrainedConf
         "causal",
         "hidden_size",
         "mask_token_id",
+        "kind",
     ):
         _refuse_difference(name, getattr(head, name), getattr(wanted, name))
     for name in ("vocab_size", "num_target_layers"):  # optional in published heads

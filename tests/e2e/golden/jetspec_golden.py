@@ -18,11 +18,11 @@ def note_features(result, model, features, positions, slots, pool):
         seen.update(features=features.clone(), positions=positions.clone())
 
 
-def note_draft(result, model, hidden, width):
+def note_draft(result, model, hidden, width, entropies):
     from safetensors.torch import save_file
 
     if seen:
-        tokens, logprobs = result
+        tokens, logprobs, _ = result
         save_file(
             {**seen, "tokens": tokens.contiguous(), "logprobs": logprobs.contiguous()},
             FOLDER / "seen.safetensors",

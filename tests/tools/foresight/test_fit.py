@@ -122,8 +122,8 @@ def target(tiny_target, tmp_path_factory):
 
 def test_calibrate_and_evaluate_commands(make_folder, target, tmp_path, capsys):
     folder, (model, prompts) = make_folder("random"), target
-    common = ["--target", str(model), "--folder", str(folder), "--max-new-tokens", "16"]
-    flags = [*common, "--prompts", str(prompts), "--batch-size", "8", "--count", "8"]
+    common = ["--target", str(model), "--folder", str(folder), "--max-new-tokens", "24"]
+    flags = [*common, "--prompts", str(prompts), "--batch-size", "12"]
     calibrate.main([*flags, "--plots", str(tmp_path), "--temperatures", "1.0"])
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 0 < summary["sampled"]["brier_calibrated"] <= summary["sampled"]["brier_uncalibrated"]

@@ -37,7 +37,7 @@ def assemble(source, picked, anchors):
 
 
 def test_rows_are_aligned_with_the_state_that_predicts_them(counting_store):
-    source = BatchSource(counting_store, torch.tensor([2.0]), block_size=4, inputs=MaskInputs(9))
+    source = BatchSource(counting_store, torch.tensor([2.0]), block_size=4, inputs=MaskInputs(4, 9))
     batch = assemble(source, [1, 0], [[3, 10], [4, 7]])
     assert batch.inputs[..., 0].tolist() == [[23, 30], [4, 7]]
     assert (batch.inputs[..., 1:] == 9).all()
@@ -52,7 +52,7 @@ def test_rows_are_aligned_with_the_state_that_predicts_them(counting_store):
 
 
 def test_context_is_scaled_and_padded(counting_store):
-    source = BatchSource(counting_store, torch.tensor([2.0]), block_size=4, inputs=MaskInputs(9))
+    source = BatchSource(counting_store, torch.tensor([2.0]), block_size=4, inputs=MaskInputs(4, 9))
     batch = assemble(source, [0, 2], [[4, 8], [5, 5]])
     assert batch.taps.shape == (2, 8, 1)
     assert batch.taps[0, :, 0].tolist() == [i / 2 for i in range(8)]
@@ -60,7 +60,7 @@ def test_context_is_scaled_and_padded(counting_store):
 
 
 def test_sampling_is_a_function_of_seed_and_step(counting_store):
-    source = BatchSource(counting_store, torch.tensor([1.0]), block_size=4, inputs=MaskInputs(9))
+    source = BatchSource(counting_store, torch.tensor([1.0]), block_size=4, inputs=MaskInputs(4, 9))
     one, two = source.sample([0, 1], 3, 0, 5), source.sample([0, 1], 3, 0, 5)
     assert torch.equal(one.anchors, two.anchors)
     others = [source.sample([0, 1], 3, 0, step).anchors for step in range(6, 12)]
@@ -68,7 +68,7 @@ def test_sampling_is_a_function_of_seed_and_step(counting_store):
 
 
 def test_shares_of_processes_make_up_the_batch(counting_store):
-    inputs = TokenInputs(shift=True)
+    inputs = TokenInputs(4, shift=True)
     source = BatchSource(counting_store, torch.tensor([1.0]), block_size=4, inputs=inputs)
     whole = source.sample([0, 1, 2], 3, 0, 5)
     shares = [source.sample([0, 1, 2], 3, 0, 5, slice(rank, None, 2)) for rank in range(2)]

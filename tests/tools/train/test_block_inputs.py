@@ -15,13 +15,13 @@ TEXT = torch.arange(100, 140)
 
 def fill(inputs, count, seed=0, anchor=8):
     generator = torch.Generator().manual_seed(seed)
-    return inputs.fill(TEXT, torch.full((count,), anchor), SIZE, generator)
+    return inputs.fill(TEXT, torch.full((count,), anchor), generator)
 
 
 @pytest.mark.parametrize("shift", [False, True])
 def test_clean_prefixes_follow_the_schedule(shift):
     """None with 0.25, the other lengths equally; noise only from the text up to the anchor."""
-    ids, hidden = fill(TokenInputs(shift), 20_000)
+    ids, hidden = fill(TokenInputs(SIZE, shift), 20_000)
     assert (ids[:, 0] == TEXT[8]).all()
     clean = (ids[:, 1:] == TEXT[9 : 8 + SIZE]).long().cumprod(1).sum(1)
     shares = torch.bincount(clean, minlength=SIZE) / len(clean)
@@ -39,20 +39,20 @@ def test_clean_prefixes_follow_the_schedule(shift):
 
 
 def test_shares_of_zero_and_one():
-    ids, _ = fill(TokenInputs(True, noised_share=1.0), 500)
+    ids, _ = fill(TokenInputs(SIZE, True, noised_share=1.0), 500)
     assert (ids[:, 1:] <= 108).all()
-    ids, _ = fill(TokenInputs(True, noised_share=0.0), 500)
+    ids, _ = fill(TokenInputs(SIZE, True, noised_share=0.0), 500)
     assert (ids[:, 1] == 109).all()
 
 
 def test_prefix_ends_with_the_text():
-    ids, _ = fill(TokenInputs(True, noised_share=0.0), 200, anchor=len(TEXT) - 3)
+    ids, _ = fill(TokenInputs(SIZE, True, noised_share=0.0), 200, anchor=len(TEXT) - 3)
     assert ids.max() == 139
     assert (ids[:, 3:] <= 137).all()
 
 
 def test_masks():
-    ids, hidden = fill(MaskInputs(7), 2)
+    ids, hidden = fill(MaskInputs(SIZE, 7), 2)
     assert ids.tolist() == [[108, *[7] * 15]] * 2
     assert hidden.all()
 
@@ -84,7 +84,7 @@ def test_a_token_head_is_exported_as_one_and_held_out_blocks_are_noised(train_co
     head = load_head_config(config.out / "head")
     assert head.token_input
     assert head.draft_shift
-    assert block_inputs(head) == TokenInputs(True, 1.0)
+    assert block_inputs(head) == TokenInputs(config.block_size, True, 1.0)
 
 
 def test_held_out_blocks_are_those_of_a_first_pass(train_config, accelerator):
