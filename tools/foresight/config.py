@@ -68,6 +68,7 @@ class CalibrateConfig:
     """J, draft passes after the first, as in serving."""
     refreshes: int = 1
     """R, refreshes among them."""
-    epsilon: float = 0.1
-    """Outcomes may be dropped that are true with at most this chance, by accepted length."""
+    epsilon: float = 0.01
+    """Outcomes may be dropped that are true with at most this chance, by accepted length: it trades
+    hits for drafting. Lengths seen fewer than 1 / epsilon times drop nothing."""
     seed: int = 0
