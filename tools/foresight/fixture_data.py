@@ -4,7 +4,7 @@ r"""Data for foresight experiments on the test fixture's tiny target, from seeds
         --out DIR
 
 Writes `prompts.jsonl` and `answers.jsonl` to train on, and `calibration.jsonl` and
-`evaluation.jsonl`, prompts drawn from other seeds.
+`evaluation.jsonl`, other prompts.
 """
 
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 import tyro
 
 from sglang_jetspec.tools.fixture.conversations import conversation
+from sglang_jetspec.tools.train.data import read_jsonl
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,14 @@ class FixtureDataConfig:
     """Prompts for calibration, and as many for evaluation."""
 
 
-def write_prompts(path: Path, count: int, seed: int) -> None:
-    """`count` distinct questions of the fixture's conversations."""
-    rng, texts = random.Random(seed), dict[str, None]()
+def write_prompts(path: Path, count: int, seed: int, taken: set[str]) -> None:
+    """`count` questions of the fixture's conversations that are not `taken`, which they join."""
+    rng, texts = random.Random(seed), list[str]()
     while len(texts) < count:
-        texts[conversation(rng)[0]] = None
+        text = conversation(rng)[0]
+        if text not in taken:
+            texts.append(text)
+            taken.add(text)
     rows = [{"id": f"{path.stem}-{i}", "prompt": text} for i, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -44,9 +48,12 @@ def main() -> None:
     from sglang_jetspec.tools.make_fixture import FixtureConfig, write_answers
 
     config.out.mkdir(parents=True, exist_ok=True)
+    prompts, _ = write_answers(
+        FixtureConfig(out=config.fixture, answers=config.answers), config.out
+    )
+    taken = {str(row["prompt"]) for row in read_jsonl(prompts)}
     for seed, name in ((101, "calibration"), (102, "evaluation")):
-        write_prompts(config.out / f"{name}.jsonl", config.prompts, seed)
-    write_answers(FixtureConfig(out=config.fixture, answers=config.answers), config.out)
+        write_prompts(config.out / f"{name}.jsonl", config.prompts, seed, taken)
 
 
 if __name__ == "__main__":
