@@ -50,6 +50,8 @@ class HeadBlock(PartialOptions, frozen=True, forbid_unknown_fields=True):
     """The ``jetspec`` block of a head's ``config.json``: options and format extensions."""
 
     draft_vocab_size: int | None = None
+    token_input: bool = False
+    draft_shift: bool = False
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -132,6 +134,12 @@ def resolve_options(
     verify pass of 64 nodes costs about as much as one of a single token.
     """
     block = _decode("the head's config.json, block jetspec", head.jetspec, HeadBlock)
+    if head.token_input or head.draft_shift:
+        raise OptionError(
+            "jetspec.token_input or jetspec.draft_shift is true in the head's config.json: a "
+            "JetSpec++ head, whose blocks hold tokens; the server drafts from masks. Serve a head "
+            "trained without them."
+        )
     sources = (flags or PartialOptions(), block, read_environment(environ))
 
     def first(name: str) -> Any:

@@ -125,6 +125,13 @@ def test_unknown_keys_and_values_are_refused():
     assert read_environment({"SGLANG_JETSPEC_CACHE": "x", "PATH": "y"}) == PartialOptions()
 
 
+@pytest.mark.parametrize("key", ["token_input", "draft_shift"])
+def test_heads_that_draft_from_tokens_are_not_served_from_masks(key):
+    with pytest.raises(OptionError, match="the server drafts from masks"):
+        resolve(head(jetspec={key: True}))
+    resolve(head(jetspec={key: False}))
+
+
 def test_causality_override():
     assert causality_override({}) is None
     assert causality_override({"SGLANG_JETSPEC_CAUSAL": "1"}) is True

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from sglang_jetspec.tools.bench.config import BenchConfig
+from sglang_jetspec.tools.foresight.config import AdapterTrainConfig, CalibrateConfig
 from sglang_jetspec.tools.fuzz.config import FuzzConfig
 from sglang_jetspec.tools.train.config import TrainConfig
 from sglang_jetspec.tools.train.config import parse as parse_training
@@ -58,6 +59,8 @@ Command = (
     | Annotated[BenchConfig, tyro.conf.subcommand("bench")]
     | Annotated[FuzzConfig, tyro.conf.subcommand("fuzz")]
     | Annotated[TrainConfig, tyro.conf.subcommand("train")]
+    | Annotated[AdapterTrainConfig, tyro.conf.subcommand("train-adapter")]
+    | Annotated[CalibrateConfig, tyro.conf.subcommand("calibrate")]
 )
 
 
@@ -111,3 +114,11 @@ def run(command: object, others: Sequence[str] = ()) -> None:
         from sglang_jetspec.tools.train.run import run as train
 
         print(json.dumps(train(command)))
+    elif isinstance(command, AdapterTrainConfig):
+        from sglang_jetspec.tools.foresight.train_adapter import run as train_adapter
+
+        print(json.dumps(train_adapter(command)))
+    elif isinstance(command, CalibrateConfig):
+        from sglang_jetspec.tools.foresight.calibrate import calibrate
+
+        print(json.dumps(calibrate(command)))

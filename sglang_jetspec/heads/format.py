@@ -84,7 +84,9 @@ class HeadConfig:
     @property
     def first_row(self) -> int:
         """The block row that drafts the first token: 0 is the anchor's, 1 the first mask's."""
-        return 1 if self.correction is None else self.correction.first_row
+        if self.correction is not None:
+            return self.correction.first_row
+        return 0 if self.draft_shift else 1
 
     @property
     def idle_rows(self) -> int:
@@ -95,6 +97,16 @@ class HeadConfig:
     def max_depth(self) -> int:
         """The most tokens a block drafts. DSpark's `block_size` counts drafts, others' rows."""
         return self.block_size - (self.kind != "dspark")
+
+    @property
+    def token_input(self) -> bool:
+        """Block rows hold tokens (noise, then guesses) instead of masks: a JetSpec++ head."""
+        return bool(self.jetspec.get("token_input", False))
+
+    @property
+    def draft_shift(self) -> bool:
+        """Row i predicts the token after its own position instead of the token at it."""
+        return bool(self.jetspec.get("draft_shift", False))
 
 
 def load_head_config(folder: Path, causal: bool | None = None) -> HeadConfig:
@@ -328,6 +340,11 @@ def _check_sizes(config: HeadConfig) -> None:
             f"num_key_value_heads ({config.num_key_value_heads})"
         )
     draft, vocab = config.draft_vocab_size, config.vocab_size
+    if config.correction is not None and (config.token_input or config.draft_shift):
+        raise HeadError(
+            f"jetspec.token_input or jetspec.draft_shift is set for a {config.kind} head; only "
+            "plain JetSpec heads draft from tokens, leave both out"
+        )
     if config.correction is not None and (vocab is None or draft is not None):
         raise HeadError(
             f"vocab_size is {vocab}, jetspec.draft_vocab_size is {draft}; the sequential part of a "

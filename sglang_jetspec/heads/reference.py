@@ -143,10 +143,13 @@ class JetSpecHead(nn.Module):
         count = context.shape[1]
         mask = block_mask(anchors, size, count, self.config.causal)
         steps = torch.arange(size, device=anchors.device)
-        row_positions = (anchors[:, :, None] + steps).flatten(1)
-        positions = torch.arange(count, device=anchors.device).expand(len(anchors), -1)
+        return self.attend(embedded, (anchors[:, :, None] + steps).flatten(1), context, mask)
+
+    def attend(self, embedded: Tensor, positions: Tensor, context: Tensor, mask: Tensor) -> Tensor:
+        """`forward` for block rows at any `positions` [B,R] under any `mask` [B,R,C+R]."""
+        before = torch.arange(context.shape[1], device=positions.device)
         rotary = rotary_table(
-            torch.cat([positions, row_positions], dim=1),
+            torch.cat([before.expand(len(positions), -1), positions], dim=1),
             self.config.head_dim,
             self.config.rope_theta,
         )

@@ -122,6 +122,20 @@ def _draw_unseeded(probs: Tensor, sampling: Sampling, generator: torch.Generator
     return ids.gather(1, picked.unsqueeze(1)).squeeze(1)
 
 
+def sampling_law(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The law that `draw` draws from: [M, V] logits -> [M, V] fp32 probabilities.
+
+    Greedy rows are point masses at the argmax.
+    """
+    temperatures = sampling.temperatures.masked_fill(sampling.greedy, 1.0)
+    probs = torch.softmax(logits.float() / temperatures.unsqueeze(1), dim=1)
+    ranked, ids = probs.sort(dim=1, descending=True, stable=True)
+    kept = torch.zeros_like(probs).scatter_(1, ids, _truncate(ranked, sampling))
+    law = kept / kept.sum(1, keepdim=True)
+    best = torch.zeros_like(law).scatter_(1, argmax_lowest(logits).unsqueeze(1), 1.0)
+    return torch.where(sampling.greedy.unsqueeze(1), best, law)
+
+
 def target_choices(
     logits: Tensor,
     sampling: Sampling,

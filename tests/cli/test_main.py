@@ -32,7 +32,16 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("doctor", "serve", "demo-paths", "bench", "fuzz", "train"):
+    for command in [
+        "doctor",
+        "serve",
+        "demo-paths",
+        "bench",
+        "fuzz",
+        "train",
+        "train-adapter",
+        "calibrate",
+    ]:
         assert command in done.stdout
 
 

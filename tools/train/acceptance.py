@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_jetspec.heads.drafting import corrected_tree
-from sglang_jetspec.heads.reference import JetSpecHead, block_ids
+from sglang_jetspec.heads.reference import JetSpecHead
+from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.features import Features
 from sglang_jetspec.tools.train.target import FrozenTarget
 from sglang_jetspec.trees import DraftTree, best_first_tree, max_nodes
@@ -103,10 +104,11 @@ def draft_everywhere(
     context = head.fuse(taps.to(device, dtype))[None]
     size, first = head.config.block_size, head.config.first_row
     drafting = slice(first, first + head.config.max_depth)
+    inputs, generator = block_inputs(head.config), torch.Generator().manual_seed(index)
     tokens, logprobs, sequential = [], [], []
     for part in anchors.split(blocks):
-        rows = block_ids(ids[part][None], size, head.config.mask_token_id)
-        embedded = F.embedding(rows, target.embedding).to(dtype)
+        rows, _ = inputs.fill(ids.cpu(), part.cpu(), generator)
+        embedded = F.embedding(rows.view(1, -1).to(device), target.embedding).to(dtype)
         hidden = head(embedded, part[None], context)[0].unflatten(0, (-1, size))[:, drafting]
         if head.correction is not None:
             sequential.append(hidden)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from sglang_jetspec.tools.train.block_inputs import BlockInputs
 from sglang_jetspec.tools.train.data import Example
 from sglang_jetspec.tools.train.features import Features
 
@@ -23,13 +24,9 @@ class Batch:
     taps: Tensor  # [B,C,T*H] bf16, scaled and zero-padded
     anchors: Tensor  # [B,A] int64 positions
     tokens: Tensor  # [B,A,block_size] int64: the text, -1 past its end
-    finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each row's token
-    supervised: Tensor  # [B,A,block_size] bool: mask rows with a known target distribution
-
-    @property
-    def anchor_tokens(self) -> Tensor:
-        """[B,A] int64."""
-        return self.tokens[..., 0]
+    finals: Tensor  # [B,A,block_size,H] bf16: target state that predicts each slot's token
+    supervised: Tensor  # [B,A,block_size] bool: slots with a known target distribution
+    inputs: Tensor  # [B,A,rows] int64 ids of the head's rows, the anchor first
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
@@ -61,6 +58,7 @@ class BatchSource:
     features: Features
     scales: Tensor
     block_size: int
+    inputs: BlockInputs
 
     def sample(
         self, picked: Sequence[int], anchors: int, seed: int, step: int, share: slice = slice(None)
@@ -72,10 +70,23 @@ class BatchSource:
         generator = _generator(seed + 1, step)
         examples = [self.features.examples[i] for i in picked]
         positions = [draw_anchors(example, anchors, generator) for example in examples]
-        return self.assemble(picked[share], torch.stack(positions)[share])
+        drawn = torch.stack(positions)
+        filled = self.fill(picked, drawn, generator)
+        return self.assemble(picked[share], drawn[share], filled[share])
 
-    def assemble(self, picked: Sequence[int], anchors: Tensor) -> Batch:
-        """Features and targets of blocks at `anchors` [B,A] of the picked examples."""
+    def fill(
+        self, picked: Sequence[int], anchors: Tensor, generator: torch.Generator
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What the rows of each example's blocks hold; see `BlockInputs.fill`."""
+        texts = (torch.tensor(self.features.examples[i].token_ids) for i in picked)
+        return [
+            self.inputs.fill(text, row, generator) for text, row in zip(texts, anchors, strict=True)
+        ]
+
+    def assemble(
+        self, picked: Sequence[int], anchors: Tensor, filled: list[tuple[Tensor, Tensor]]
+    ) -> Batch:
+        """Features and targets of blocks at `anchors` [B,A], filled by `fill`."""
         width = len(self.scales)
         taps = torch.zeros(len(picked), int(anchors.max()), width, dtype=torch.bfloat16)
         finals, supervised, tokens = [], [], []
@@ -87,13 +98,13 @@ class BatchSource:
             # The state at the last token predicts one more token unless the answer ended there.
             known = predicted < length + (not example.finished)
             known[:, 0] = False  # the anchor row predicts nothing
-            supervised.append(known)
+            supervised.append(known & filled[row][1])
             finals.append(states.finals[(predicted - 1).clamp(max=length - 1)])
             text = torch.tensor(example.token_ids)[predicted.clamp(max=length - 1)]
             tokens.append(text.where(predicted < length, -1))
-        return Batch(
-            taps, anchors, torch.stack(tokens), torch.stack(finals), torch.stack(supervised)
-        )
+        inputs = torch.stack([ids for ids, _ in filled])
+        stacked = (torch.stack(part) for part in (tokens, finals, supervised))
+        return Batch(taps, anchors, *stacked, inputs)
 
 
 def draw_anchors(example: Example, count: int, generator: torch.Generator) -> Tensor:

@@ -105,6 +105,14 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     emb_dim: Count = 256
     """Bottleneck before a Domino head's bias. Released: 256."""
 
+    token_input: bool = False
+    """Fill blocks with tokens instead of masks and train on clean prefixes, so that the head can
+    refine its own drafts. Paper (JetSpec++): true."""
+    draft_shift: bool = False
+    """Row i predicts the token behind its own position, instead of the one at it."""
+    noised_share: Share = 0.25
+    """With `token_input`: share of blocks without a clean prefix. Paper (JetSpec++): 0.25."""
+
     objective: Literal["forward_kl", "sft", "reverse_kl"] = "forward_kl"
     """KL(target || head), cross entropy with the answer's tokens, or KL(head || target).
     Paper: forward KL; SFT within 3 %, reverse KL 36 to 46 % worse."""

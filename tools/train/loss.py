@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_jetspec.heads.reference import JetSpecHead, block_ids
+from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.batches import Batch
 from sglang_jetspec.tools.train.objectives import FrozenHeadLoss
 from sglang_jetspec.tools.train.sequential import sequential_loss
@@ -64,12 +64,12 @@ def compute_dtype(head: JetSpecHead) -> torch.dtype:
 
 
 def block_hidden(head: JetSpecHead, target: FrozenTarget, batch: Batch) -> Tensor:
-    """Hidden states [B,A,block_size,H] of every block row."""
+    """Hidden states [B,A,block_size,H] of every slot; slot 0 predicts nothing."""
     config, dtype = head.config, compute_dtype(head)
-    ids = block_ids(batch.anchor_tokens, config.block_size, config.mask_token_id)
-    embedded = F.embedding(ids, target.embedding).to(dtype)
+    embedded = F.embedding(batch.inputs.flatten(1), target.embedding).to(dtype)
     hidden = head(embedded, batch.anchors, head.fuse(batch.taps.to(dtype)))
-    return hidden.unflatten(1, (-1, config.block_size))
+    hidden = hidden.unflatten(1, (-1, config.block_size))
+    return hidden.roll(1, dims=2) if config.draft_shift else hidden
 
 
 def block_loss(

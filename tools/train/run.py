@@ -10,6 +10,7 @@ head is exported to `OUT/head`; the last line of stdout is one JSON object.
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sglang_jetspec.heads.format import resolve_head
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.acceptance import TreeShape
 from sglang_jetspec.tools.train.batches import Batch, BatchSource, pick_examples
+from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints
 from sglang_jetspec.tools.train.config import TrainConfig, parse
 from sglang_jetspec.tools.train.data import (
@@ -88,17 +90,19 @@ class TrainingRun:
         self.model = BlockModel(
             head.to(accelerator.device), freeze(target, self.draft_token_ids), objective
         )
-        self.source = BatchSource(self.features, self.scales, head.config.max_depth + 1)
+        inputs = block_inputs(head.config, config.noised_share)
+        self.source = BatchSource(self.features, self.scales, head.config.max_depth + 1, inputs)
 
     def batch_at(self, step: int) -> Batch:
         """This process's part of the training batch of `step`."""
-        share = self._share
-        return self._batch(self.train_rows, self.config.seed, step, share).to(
-            self.accelerator.device
-        )
+        batch = self._batch(self.source, self.train_rows, self.config.seed, step, self._share)
+        return batch.to(self.accelerator.device)
 
     def held_out(self) -> HeldOut | None:
-        """What is measured on held-out tasks; None when no task is held out."""
+        """What is measured on held-out tasks; None when no task is held out.
+
+        Their blocks are filled as in the first pass of drafting.
+        """
         config, rows = self.config, self.held_out_rows
         if not rows:
             return None
@@ -106,12 +110,13 @@ class TrainingRun:
         steps = min(HELD_OUT_BATCHES, len(rows) // size)
         depth = self.model.head.config.max_depth + 1
         width, nodes = config.evaluate_width, config.evaluate_budget
+        first_pass = replace(self.source, inputs=block_inputs(self.model.head.config))
         return HeldOut(
             self.model,
             self.draft_token_ids,
             self.features,
             self.scales,
-            [self._batch(rows, 0, step) for step in range(steps)],
+            [self._batch(first_pass, rows, 0, step) for step in range(steps)],
             rows[: config.evaluate_examples],
             (TreeShape(depth, 1), TreeShape(nodes, width)),
             self.accelerator.autocast,
@@ -139,10 +144,17 @@ class TrainingRun:
     def _share(self) -> slice:
         return slice(self.accelerator.process_index, None, self.accelerator.num_processes)
 
-    def _batch(self, rows: list[int], seed: int, step: int, share: slice = slice(None)) -> Batch:
+    def _batch(
+        self,
+        source: BatchSource,
+        rows: list[int],
+        seed: int,
+        step: int,
+        share: slice = slice(None),
+    ) -> Batch:
         size = min(self.config.sequences_per_step, len(rows))
         picked = pick_examples(rows, self.lengths, size, seed, step)
-        return self.source.sample(picked, self.config.anchors_per_sequence, seed, step, share)
+        return source.sample(picked, self.config.anchors_per_sequence, seed, step, share)
 
     def _features(self, target: torch.nn.Module) -> Features:
         config = self.config

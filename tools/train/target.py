@@ -81,7 +81,7 @@ def head_config(
         target_layer_ids=tuple(config.target_layer_ids),
         causal=config.causal,
         draft_vocab_size=draft_vocab,
-        jetspec={},
+        jetspec={name: True for name in ("token_input", "draft_shift") if getattr(config, name)},
         correction=correction_config(config),
     )
 

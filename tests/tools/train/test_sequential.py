@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from sglang_jetspec.heads.domino import DominoConfig
 from sglang_jetspec.heads.dspark import DSparkConfig
 from sglang_jetspec.heads.format import HeadConfig
-from sglang_jetspec.heads.reference import JetSpecHead
+from sglang_jetspec.heads.reference import JetSpecHead, block_ids
 from sglang_jetspec.tools.train.acceptance import SequentialCandidates, TreeShape
 from sglang_jetspec.tools.train.acceptance import committed_per_round as committed
 from sglang_jetspec.tools.train.batches import Batch
@@ -56,6 +56,9 @@ def make_batch(head, blocks=3):
         tokens,
         torch.randn(2, blocks, columns, HIDDEN, generator=random),
         supervised,
+        block_ids(tokens[..., 0], head.config.block_size, head.config.mask_token_id).view(
+            2, blocks, -1
+        ),
     )
 
 
@@ -139,7 +142,7 @@ def test_training_the_bias_alone_finds_the_text():
         tokens[..., column] = following[tokens[..., column - 1]]
     supervised = torch.ones_like(batch.supervised)
     supervised[..., 0] = False
-    batch = Batch(batch.taps, batch.anchors, tokens, batch.finals, supervised)
+    batch = Batch(batch.taps, batch.anchors, tokens, batch.finals, supervised, batch.inputs)
     optimizer = torch.optim.Adam(head.markov_head.parameters(), lr=0.2)
     for _ in range(60):
         optimizer.zero_grad()
