@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 # Compute capability of A100, H100 and H200, B200.
 ARCHITECTURES = (80, 90, 100)
+_MATRIX = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -40,7 +41,7 @@ class Variant:
 @dataclass(frozen=True)
 class Resources:
     """Per thread: registers and bytes of local memory (spills). Per block: bytes of shared memory
-    and threads."""
+    and threads. matrix: the tensor-core instruction used, "" for none."""
 
     name: str
     architecture: int
@@ -48,6 +49,7 @@ class Resources:
     spilled: int
     shared: int
     threads: int
+    matrix: str
 
 
 def compile_variant(variant: Variant, architecture: int) -> Resources:
@@ -80,4 +82,5 @@ def compile_variant(variant: Variant, architecture: int) -> Resources:
         spilled=used("STACK") + used("LOCAL"),
         shared=int(compiled.metadata.shared),
         threads=32 * int(compiled.metadata.num_warps),
+        matrix=next((name for name in _MATRIX if name in compiled.asm["ptx"]), ""),
     )

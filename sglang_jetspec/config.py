@@ -23,8 +23,8 @@ from sglang_jetspec.trees import TREE_BUILDERS, TreeBuilder, max_nodes, tree_bui
 
 MAX_NODES = 256
 ENVIRONMENT_PREFIX = "SGLANG_JETSPEC_"
-# Read elsewhere: where the demo target is kept, and the CPU platform's own switches.
-_OTHER_VARIABLES = frozenset({"CACHE", "CAUSAL", "CPU_OPS", "CPU_OVERLAP"})
+# Read elsewhere: where the demo target is kept, and switches of platforms and kernels.
+_OTHER_VARIABLES = frozenset({"CACHE", "CAUSAL", "CPU_OPS", "CPU_OVERLAP", "KERNELS"})
 _FLAGS = {
     "num_draft_tokens": "--speculative-num-draft-tokens",
     "width": "--speculative-eagle-topk",

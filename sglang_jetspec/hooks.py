@@ -44,6 +44,9 @@ LOAD_HOOKS = (
     Hook("sglang.srt.runtime_context:get_spec"),
 )
 SERVE_HOOKS = (
+    Hook("sglang.srt.distributed:get_tp_group"),
+    Hook("sglang.srt.distributed.parallel_state:GroupCoordinator.all_gather", ("input_", "dim")),
+    Hook("sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast", ("input_", "src")),
     Hook(
         "sglang.srt.layers.logprob_processor:compute_spec_logprobs",
         ("batch", "logits_output", "predict", "accept_index"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
@@ -24,6 +25,7 @@ from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.jetspec import JetSpecDraftModel, JetSpecDraftWorker
 from sglang_jetspec.request_state import RequestState
+from sglang_jetspec.steps import round_steps
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,7 @@ class SpecWorkerBase(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = target_worker.device
         self.on_cpu = self.device == "cpu"
+        self.ranks = get_tp_group()
         self.watch = AcceptanceWatch()
         spec = get_spec()
         if not ModelRegistry.is_arch_supported(JetSpecDraftModel.__name__):
@@ -118,10 +121,11 @@ class SpecWorkerBase(BaseSpecWorker):
                 depth=spec.speculative_dflash_block_size - self.head.idle_rows,
             ),
         )
+        self.steps = round_steps(self.options, self.on_cpu)
         self.graphed_trees = GraphedTrees(
             TreeDrafter(
                 self.draft_model,
-                self.options,
+                self.steps,
                 int(self.model_runner.model_config.context_len),
                 self.head.first_row,
             )

@@ -24,16 +24,12 @@ from sglang_jetspec.backends.tree_mask import verify_mask
 from sglang_jetspec.grammar import node_masks
 from sglang_jetspec.lifecycle import SpecWorkerBase, decode_graphs
 from sglang_jetspec.logprobs import write_logprobs
+from sglang_jetspec.ranks import agreed
 from sglang_jetspec.sampling import batch_sampling, batch_seeds, seed_prefill
 from sglang_jetspec.spec_inputs import JetSpecDraftInput, JetSpecVerifyInput
-from sglang_jetspec.trees import DraftTree
-from sglang_jetspec.verification import (
-    Acceptance,
-    accept,
-    accept_lazily,
-    target_choices,
-)
-from sglang_jetspec.window import Commit, Window, counting
+from sglang_jetspec.trees import DraftTree, LinkedTree
+from sglang_jetspec.verification import Acceptance
+from sglang_jetspec.window import Window, counting
 
 Publish = Callable[[torch.Tensor], None]
 
@@ -66,6 +62,7 @@ class JetSpecWorker(SpecWorkerBase):
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
+        self.ranks.broadcast(result.next_token_ids, src=0)
         self.requests.emit(batch, result.next_token_ids)
         plan, result.kv_loc_plan = result.kv_loc_plan, None
         result.new_seq_lens = batch.seq_lens
@@ -192,6 +189,7 @@ class JetSpecWorker(SpecWorkerBase):
             runner.attn_backend,
             tree.ancestors,
             batch,
+            words=tree.words if isinstance(tree, LinkedTree) else None,
             padding=graphs.padding(len(tree.tokens)) if graphs else 0,
             context_len=window.context_len,
         )
@@ -219,18 +217,12 @@ class JetSpecWorker(SpecWorkerBase):
 
     def _accept(self, batch: Any, tree: DraftTree, logits: torch.Tensor) -> Acceptance:
         sampling = batch_sampling(batch.sampling_info, batch_seeds(batch, batch.seq_lens))
-        if self.on_cpu:
-            return accept_lazily(tree, logits, sampling, max_depth=self.options.depth)
-        choices = target_choices(logits, sampling, depths=tree.depths)
-        return accept(tree, choices, self.options.depth)
+        return agreed(self.steps.accept(tree, logits, sampling), self.ranks)
 
     def _commit(self, window: Window, acceptance: Acceptance, features: torch.Tensor) -> None:
         """Move accepted KV to the front of the window and give the head the new features."""
-        commit = Commit.of(window, acceptance, compact=self.on_cpu)
-        moves = commit.moved() if self.on_cpu else commit
-        if not self.on_cpu or len(moves.slots):
-            self.model_runner.token_to_kv_pool.move_kv_cache(moves.slots, moves.source)
-        self._write_draft_context(features[commit.rows], commit.positions, commit.slots)
+        pool = self.model_runner.token_to_kv_pool
+        self._write_draft_context(*self.steps.commit(window, acceptance, features, pool))
 
     def _write_draft_context(
         self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor

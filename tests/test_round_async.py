@@ -15,6 +15,7 @@ from sglang_jetspec import worker as worker_module
 from sglang_jetspec.backends.draft_graph import GraphedTrees, TreeDrafter
 from sglang_jetspec.config import Options
 from sglang_jetspec.request_state import RequestState
+from sglang_jetspec.steps import TorchSteps
 from sglang_jetspec.worker import JetSpecWorker
 
 BATCH, NODES, DEPTH, WIDTH, VOCABULARY, HIDDEN = 3, 16, 5, 4, 50, 8
@@ -80,6 +81,7 @@ def round_worker(monkeypatch):
         routed_experts_output=None,
         indexer_topk_output=None,
     )
+    steps = TorchSteps(OPTIONS, on_cpu=False)
     vars(made).update(
         options=OPTIONS,
         device="meta",
@@ -87,7 +89,9 @@ def round_worker(monkeypatch):
         head=SimpleNamespace(mask_token_id=1),
         req_to_token_pool=SimpleNamespace(req_to_token=meta(9, 200, dtype=torch.int32)),
         requests=RequestState(9, DEPTH, "meta"),
-        graphed_trees=GraphedTrees(TreeDrafter(Head(), OPTIONS, 128)),
+        steps=steps,
+        ranks=SimpleNamespace(world_size=1),
+        graphed_trees=GraphedTrees(TreeDrafter(Head(), steps, 128)),
         draft_runner=runner(drafted),
         draft_model=Head(),
         draft_parallel_layout=None,
@@ -172,7 +176,7 @@ def test_lengths_need_not_be_known_on_the_host(round_worker, layout):
 
 
 def test_the_detector_detects(round_worker):
-    round_worker.on_cpu = True  # the CPU's branches look at values
+    round_worker.steps = TorchSteps(OPTIONS, on_cpu=True)  # the CPU's branches look at values
     round_worker.model_runner.attn_backend.tree_mask_layout = "rows"
     with pytest.raises((NotImplementedError, RuntimeError), match=r"meta|Meta|data-dependent"):
         round_worker._round(batch_of(), longs(BATCH), None, None)

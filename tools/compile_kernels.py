@@ -16,7 +16,7 @@ from importlib import import_module
 import tyro
 
 # Folders of `kernels/` with a `variants.py`.
-KERNELS = ("tree_attention",)
+KERNELS = ("tree_attention", "tree_build", "tree_accept", "commit", "draft_kv")
 
 
 def main(
@@ -46,7 +46,7 @@ def main(
     ]
     jobs = [(variant, architecture) for variant in variants for architecture in architectures]
     found = [compile_variant(*job) for job in tqdm(jobs, desc="compile", leave=False)]
-    table = Table("kernel", "sm", "registers", "spilled B", "shared B", "threads")
+    table = Table("kernel", "sm", "registers", "spilled B", "shared B", "threads", "matrix")
     for one in found:
         table.add_row(*map(str, asdict(one).values()))
     Console().print(table)

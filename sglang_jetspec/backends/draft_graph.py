@@ -5,15 +5,14 @@ B requests (in a graph: of a batch-size bucket), D depth, N tree nodes, H hidden
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_jetspec.config import Options
-from sglang_jetspec.trees import DraftTree, TreeBuilder
-from sglang_jetspec.trees.shrink import shrink
+from sglang_jetspec.steps import TorchSteps
+from sglang_jetspec.trees import DraftTree
 from sglang_jetspec.window import usable_nodes
 
 
@@ -21,26 +20,23 @@ from sglang_jetspec.window import usable_nodes
 class TreeDrafter:
     """The end of a draft pass: candidates and trees. Reads nothing back to the host.
 
-    model: a head with ``draft_tree``. first_row: the block row that drafts the first token.
+    model: a head with ``draft_tree``. steps: of the server's device.
+    first_row: the block row that drafts the first token.
     """
 
     model: Any
-    options: Options
+    steps: TorchSteps
     context_len: int
     first_row: int = 1
-    build: TreeBuilder = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "build", self.options.tree_builder())
 
     def __call__(self, hidden: Tensor, block: Tensor, prefix_lens: Tensor) -> DraftTree:
         """hidden: [B * rows, H]. block: [B * rows] int64, each request's root first.
         prefix_lens: [B] int64."""
-        options, batch = self.options, len(prefix_lens)
+        options, batch = self.steps.options, len(prefix_lens)
         rows = hidden.view(batch, options.block_size, -1)[:, self.first_row :]
         roots = block.view(batch, options.block_size)[:, 0]
-        tree = self.model.draft_tree(roots, rows, options, self.build)
-        return shrink(tree, usable_nodes(prefix_lens, options.num_draft_tokens, self.context_len))
+        usable = usable_nodes(prefix_lens, options.num_draft_tokens, self.context_len)
+        return self.steps.draft_tree(self.model, roots, rows, usable)
 
 
 class GraphedTrees:
@@ -54,6 +50,7 @@ class GraphedTrees:
     def __init__(self, drafter: TreeDrafter) -> None:
         self.drafter = drafter
         self._buffers: list[Tensor] | None = None
+        self._kind: type[DraftTree] = DraftTree
 
     def capture(self, runner: Any, output: Any, forward_batch: Any, num_tokens: int) -> None:
         """SGLang's ``capture_tail_hooks`` interface; the largest bucket comes first."""
@@ -63,6 +60,7 @@ class GraphedTrees:
             # The warm-up before the first capture, so that no graph owns the memory.
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("the draft graph was captured without a warm-up run")
+            self._kind = type(tree)
             self._buffers = [torch.zeros_like(value) for value in values]
         for buffer, value in zip(self._buffers, values, strict=True):
             if len(value) > len(buffer):
@@ -75,4 +73,4 @@ class GraphedTrees:
     def read(self, batch: int) -> DraftTree:
         """The first ``batch`` trees."""
         assert self._buffers is not None, "no graph has been captured"
-        return DraftTree(*(buffer[:batch] for buffer in self._buffers))
+        return self._kind(*(buffer[:batch] for buffer in self._buffers))

@@ -36,18 +36,26 @@ def flat_tree_mask(
     return mask
 
 
-def verify_mask(backend: Any, ancestors: Tensor, batch: Any, padding: int, context_len: int) -> Any:
+def verify_mask(
+    backend: Any,
+    ancestors: Tensor,
+    batch: Any,
+    padding: int,
+    context_len: int,
+    words: Tensor | None = None,
+) -> Any:
     """The mask of a batch's trees as its attention backend reads it.
 
     backend: SGLang's; ours say in `tree_mask_layout` what they read: "rows" [B, N, N] bool, "words"
     packed (`trees.bitmask`); those of SGLang read the flat mask. batch: SGLang's, at committed
     lengths. padding: requests a CUDA graph's bucket adds, at the one token SGLang fills in.
+    words: the trees' packed ancestors, where a kernel has built them.
     """
     layout = getattr(backend, "tree_mask_layout", "flat")
     if layout == "rows":
         return ancestors
     if layout == "words":
-        return pack_ancestors(ancestors)
+        return pack_ancestors(ancestors) if words is None else words
     if batch.seq_lens_cpu is not None:
         total = int(batch.seq_lens_cpu.sum())
     else:  # not copied to the host under the overlap schedule: what is allocated is enough

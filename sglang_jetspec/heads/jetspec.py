@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.environ import envs
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.tp_worker import TpModelWorker
@@ -23,13 +25,15 @@ from torch import nn
 
 from sglang_jetspec.config import Options, causality_override
 from sglang_jetspec.heads.correction import Correction, adopt
-from sglang_jetspec.heads.drafting import corrected_tree, top_rows
+from sglang_jetspec.heads.drafting import corrected_tree
 from sglang_jetspec.heads.format import (
     HeadConfig,
     HeadError,
     load_head_config,
     resolve_head,
 )
+from sglang_jetspec.heads.vocab_parallel import VocabularyShard
+from sglang_jetspec.steps import use_kernels
 from sglang_jetspec.trees import DraftTree, TreeBuilder
 
 logger = logging.getLogger(__name__)
@@ -56,14 +60,16 @@ class JetSpecDraftModel(DFlashDraftModel):
 
     dense: the same passes in a plain loop, where the platform has one.
     correction: the sequential part of DSpark and Domino heads.
+    context_kernel: the fused write of context KV, where the device and the layers allow it.
     """
 
     dense: Any = None
     correction: Correction | None = None
+    context_kernel: Any = None
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
-        head: HeadConfig = config.jetspec_head
+        head = load_head_config(Path(config.jetspec_folder), causal=config.is_causal)
         size = head.draft_vocab_size
         if head.correction is not None and head.vocab_size is not None:
             adopt(self, head.correction.build(head.hidden_size, head.vocab_size))
@@ -111,24 +117,33 @@ class JetSpecDraftModel(DFlashDraftModel):
             from sglang_jetspec.platforms.cpu.dense_draft import DenseDraft
 
             self.__dict__["dense"] = DenseDraft.of(self)
+        elif use_kernels(on_cpu=False):
+            from sglang_jetspec.heads.context_kv import ContextKernel
+
+            self.__dict__["context_kernel"] = ContextKernel.of(self)
 
     def refresh_draft_vocabulary(self) -> None:
         """Gather the LM head's rows of the draft vocabulary, again after a weight update."""
-        if self.draft_token_ids is None:
-            return
-        rows = self.target_lm_head.weight[self.draft_token_ids.long()].contiguous()
-        if rows.device.type != "cpu" and "draft_rows" in self.__dict__:
-            self.draft_rows.copy_(rows)  # captured graphs hold its address
-            return
-        self.__dict__["draft_rows"] = rows
-        self.__dict__["draft_projection"] = make_linear(rows)
+        held = self.target_lm_head.shard_indices
+        first = held.org_vocab_start_index
+        ids = self.draft_token_ids
+        if ids is not None:
+            ids = ids.long()
+            ids = ids[(ids >= first) & (ids < held.org_vocab_end_index)]
+            rows = self.target_lm_head.weight[ids - first].contiguous()
+            if rows.device.type != "cpu" and "draft_rows" in self.__dict__:
+                self.draft_rows.copy_(rows)  # captured graphs hold its address
+                return
+            self.__dict__["draft_rows"] = rows
+            self.__dict__["draft_projection"] = make_linear(rows)
+        self.__dict__["vocabulary"] = VocabularyShard(get_tp_group(), first, ids)
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., H] to logits over the (draft) vocabulary, through the target's LM head."""
+        """[..., H] to logits over this rank's (draft) vocabulary, through the target's LM head."""
         if self.draft_token_ids is not None:
             return self.draft_projection(hidden)
         head = self.target_lm_head
-        return head.quant_method.apply(head, hidden)[..., : head.org_vocab_size]
+        return head.quant_method.apply(head, hidden)[..., : head.shard_indices.num_org_elements]
 
     def forward_embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[...] int64 to [..., H], the target's embeddings as the head reads them.
@@ -173,8 +188,8 @@ class JetSpecDraftModel(DFlashDraftModel):
     def propose(
         self, hidden: torch.Tensor, width: int, entropies: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The rows' best tokens, log-probabilities and entropies, see ``top_rows``."""
-        return top_rows(self.draft_logits(hidden), width, self.draft_token_ids, entropies)
+        """The rows' best tokens, log-probabilities and entropies, over all ranks."""
+        return self.vocabulary.propose(self.draft_logits(hidden).float(), width, entropies)
 
     def write_context(
         self,
@@ -189,6 +204,9 @@ class JetSpecDraftModel(DFlashDraftModel):
         """
         if self.dense is not None:
             self.dense.write_context(features, positions, slots, pool)
+            return
+        if self.context_kernel is not None and self.context_kernel.takes(features, pool):
+            self.context_kernel.write(features, positions, slots, pool)
             return
         context = self.project_target_hidden(features)
         for layer in self.layers:
@@ -221,7 +239,7 @@ class JetSpecDraftWorker(TpModelWorker):
         config = self.model_config.hf_config
         config.architectures = [JetSpecDraftModel.__name__]
         config.is_causal = self.head.causal
-        config.jetspec_head = self.head
+        config.jetspec_folder = str(folder)  # SGLang writes the configuration out as JSON
         reach = self.head.max_position_embeddings
         if reach < int(self.context_length):
             # Distances the head was never trained on stay out of its sight.

@@ -8,7 +8,7 @@ from sglang_jetspec.trees.algorithm1 import (
 )
 from sglang_jetspec.trees.best_first import BestFirst, Chain, DDTree, best_first_tree
 from sglang_jetspec.trees.builder import TreeBuilder, tree_builder
-from sglang_jetspec.trees.draft_tree import DraftTree, max_nodes
+from sglang_jetspec.trees.draft_tree import DraftTree, LinkedTree, max_nodes
 from sglang_jetspec.trees.scored import Entropy, Hybrid
 from sglang_jetspec.trees.search import search_tree
 
@@ -25,7 +25,9 @@ TREE_BUILDERS: dict[str, type[TreeBuilder]] = {
 
 __all__ = [
     "TREE_BUILDERS",
+    "BestFirst",
     "DraftTree",
+    "LinkedTree",
     "TreeBuilder",
     "algorithm1_tree",
     "best_first_tree",

@@ -33,7 +33,7 @@ def best_first_tree(
 
 
 class BestFirst(TreeBuilder, frozen=True):
-    """The N nodes of highest cumulative log-probability."""
+    """The N nodes of highest cumulative log-probability; on a CPU by a compiled heap."""
 
     def __call__(
         self,
@@ -44,7 +44,12 @@ class BestFirst(TreeBuilder, frozen=True):
         depth_limit: Tensor | None = None,
         entropies: Tensor | None = None,
     ) -> DraftTree:
-        return best_first_tree(roots, top_tokens, top_logprobs, nodes, depth_limit)
+        if top_logprobs.device.type != "cpu":
+            return best_first_tree(roots, top_tokens, top_logprobs, nodes, depth_limit)
+        # Compiles when first imported, which processes that build no trees are spared.
+        from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
+
+        return best_first_tree_cpu(roots, top_tokens, top_logprobs, nodes, depth_limit)
 
 
 class DDTree(BestFirst, frozen=True):

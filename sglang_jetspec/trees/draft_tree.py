@@ -30,6 +30,15 @@ class DraftTree:
     ancestors: Tensor  # [B, N, N] bool; [b, i, j]: node i attends to node j (ancestors and itself)
 
 
+@dataclass(frozen=True)
+class LinkedTree(DraftTree):
+    """A tree with what device kernels read. G = ceil(N / 32) words."""
+
+    words: Tensor  # [B, N, G] int32, `ancestors` packed: see `trees.bitmask`
+    first_child: Tensor  # [B, N] int64, -1 where none; children come in node order
+    next_sibling: Tensor  # [B, N] int64, -1 where none
+
+
 def max_nodes(width: int, depth: int, cap: int = 1 << 16) -> int:
     """Nodes of the full tree, root included: 1 + W + W^2 + ... + W^D, at most `cap`."""
     total, level = 1, 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_jetspec.trees.draft_tree import DraftTree
+from sglang_jetspec.trees.draft_tree import DraftTree, LinkedTree
 
 
 def child_links(tree: DraftTree) -> tuple[Tensor, Tensor]:
@@ -13,6 +13,8 @@ def child_links(tree: DraftTree) -> tuple[Tensor, Tensor]:
 
     Children come in node order. Dead nodes are nobody's child and have no links.
     """
+    if isinstance(tree, LinkedTree):
+        return tree.first_child, tree.next_sibling
     index = torch.arange(tree.tokens.shape[1], device=tree.tokens.device)
     drafts = tree.live & (index > 0)
     parents = tree.parents.masked_fill(~drafts, -2)  # never equal to a node

@@ -8,6 +8,7 @@ import torch
 
 from sglang_jetspec.backends.draft_graph import GraphedTrees, TreeDrafter
 from sglang_jetspec.config import Options
+from sglang_jetspec.steps import TorchSteps
 
 HIDDEN, VOCABULARY, CONTEXT = 8, 40, 64
 ROUNDS = 492  # as many as the JetSpec++ paper compares
@@ -28,7 +29,7 @@ class Head:
 @pytest.mark.parametrize("tree", ["best_first", "algorithm1"])
 def test_replayed_drafts_equal_eager_drafts(tree):
     options = Options(num_draft_tokens=16, width=4, depth=5, tree=tree)
-    drafter = TreeDrafter(Head(), options, CONTEXT)
+    drafter = TreeDrafter(Head(), TorchSteps(options, on_cpu=True), CONTEXT)
     graphed = GraphedTrees(drafter)
     # Static inputs of every bucket, the largest captured first.
     rows = options.block_size
@@ -65,7 +66,7 @@ def test_replayed_drafts_equal_eager_drafts(tree):
 
 def test_buckets_come_largest_first():
     options = Options(num_draft_tokens=4, width=2, depth=2, tree="best_first")
-    graphed = GraphedTrees(TreeDrafter(Head(), options, CONTEXT))
+    graphed = GraphedTrees(TreeDrafter(Head(), TorchSteps(options, on_cpu=True), CONTEXT))
 
     def capture(size):
         static = SimpleNamespace(

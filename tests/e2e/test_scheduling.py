@@ -25,9 +25,9 @@ def ids(answers):
 def test_a_prefix_hit_keeps_the_acceptance_length(server):
     """The head's KV comes along with the target's, for prompts and for turns that go on."""
     first = [
-        {"input_ids": list(prompt), "sampling_params": {"temperature": 0, "max_new_tokens": 96}}
+        {"input_ids": list(prompt), "sampling_params": {"temperature": 0, "max_new_tokens": 64}}
         for prompt in WORKLOADS["long"].prompts()
-    ] + bodies(12, 81, [{"max_new_tokens": 96, "ignore_eos": True}])
+    ] + bodies(8, 81, [{"max_new_tokens": 64, "ignore_eos": True}])
     wait_until_idle(server)
     cold = Feature(lambda: first, batch=1).ask(server)
     warm = Feature(lambda: first, batch=1).ask(server)
@@ -37,7 +37,7 @@ def test_a_prefix_hit_keeps_the_acceptance_length(server):
 
     turns = [
         {**body, "input_ids": body["input_ids"] + answer["output_ids"][:-1]}
-        for body, answer in zip(first[-12:], cold[-12:], strict=True)
+        for body, answer in zip(first[-8:], cold[-8:], strict=True)
     ]
     hit = Feature(lambda: turns, batch=1).ask(server)
     wait_until_idle(server)
@@ -164,7 +164,7 @@ def test_mixed_requests_that_stop_anywhere_lose_no_slot(server):
     ]
     asked = bodies(60 * SCALE, 82, settings)
     for index, body in enumerate(asked):
-        body["rid"] = f"mixed-{id(server)}-{time.monotonic_ns()}-{index}"
+        body["rid"] = f"mixed-{time.monotonic_ns()}-{index:05}"  # /abort_request takes prefixes
 
     def ask(index):
         if index % 6 == 5:  # the long ones

@@ -64,7 +64,7 @@ def test_a_stream_never_shows_half_a_character(server):
             "model": "default",
             "temperature": 0.8,
             "seed": index,
-            "max_tokens": 400,
+            "max_tokens": 300,
             "regex": EMOJI,
             "stream_options": {"include_usage": True},
         }

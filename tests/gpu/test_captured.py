@@ -7,6 +7,7 @@ import torch
 from sglang_jetspec.backends.draft_graph import TreeDrafter
 from sglang_jetspec.config import Options
 from sglang_jetspec.kernels.tree_attention import kernel, naive
+from sglang_jetspec.steps import round_steps
 from sglang_jetspec.trees.bitmask import block_words
 
 ROUNDS = 492  # as many as the JetSpec++ paper compares
@@ -52,17 +53,19 @@ def test_tree_attention_replays_on_new_lengths():
 class Head:
     """A head whose logits are a fixed projection."""
 
+    correction = None
+
     def __init__(self):
         self.weight = torch.randn(64, 4096, device="cuda")
 
-    def draft_tree(self, roots, hidden, options, build):
-        top, ids = torch.topk(torch.log_softmax(hidden @ self.weight, -1), options.width, dim=-1)
-        return build(roots, ids, top, options.num_draft_tokens)
+    def propose(self, hidden, width):
+        top, ids = torch.topk(torch.log_softmax(hidden @ self.weight, -1), width, dim=-1)
+        return ids, top, None
 
 
 def test_drafts_of_graph_and_eager_passes_are_equal():
     options = Options(num_draft_tokens=64, width=7, depth=15, tree="best_first")
-    drafter = TreeDrafter(Head(), options, 4096)
+    drafter = TreeDrafter(Head(), round_steps(options, on_cpu=False), 4096)
     hidden = torch.zeros(4 * 16, 64, device="cuda")
     block = torch.zeros(4 * 16, dtype=torch.int64, device="cuda")
     lengths = torch.ones(4, dtype=torch.int64, device="cuda")

@@ -9,7 +9,15 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("match", "architectures"), [("reduce head 128", (80, 90, 100)), ("bf16 head 64", (90,))]
+    ("match", "architectures"),
+    [
+        ("reduce head 128", (80, 90, 100)),
+        ("attend bf16 head 64", (90,)),
+        ("tree_build 256 nodes", (90,)),
+        ("tree_accept 64 nodes", (80, 90, 100)),
+        ("commit", (90,)),
+        ("draft_kv write bf16, 16 rows, head 128", (90,)),
+    ],
 )
 def test_machine_code_fits_the_gpu(match, architectures):
     command = (sys.executable, "-m", "sglang_jetspec.tools.compile_kernels", "--match", match)
@@ -24,3 +32,12 @@ def test_machine_code_fits_the_gpu(match, architectures):
         assert 16 <= one["registers"] <= 255
         assert one["spilled"] == 0
         assert one["shared"] <= 227 << 10  # a block's limit on H100, H200 and B200
+
+
+def test_attention_multiplies_on_tensor_cores():
+    command = (sys.executable, "-m", "sglang_jetspec.tools.compile_kernels")
+    command += ("--match", "attend bf16 head 64", "--architectures", "90", "100")
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [one["matrix"] for one in found] == ["wgmma.mma_async", "tcgen05.mma"]

@@ -1,7 +1,7 @@
 """Every builder against its heap version, and what every tree must satisfy."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from sglang_jetspec.trees import (
     max_nodes,
     tree_builder,
 )
+from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
 from sglang_jetspec.trees.heap import algorithm1_nodes, best_first_nodes, scored_nodes
 
 RATES = [[0.9, 0.5, 0.1], [0.6, 0.01, 0.0], [0.0]]
@@ -342,3 +343,27 @@ def test_options_are_typed(name, options, message) -> None:
 def test_scores_that_need_entropies_say_so(name) -> None:
     with pytest.raises(ValueError, match="entropies"):
         Case(torch.zeros(1, 2, 2), 4).build(KINDS[name])
+
+
+@given(
+    case=cases(max_step=5),
+    dead=st.integers(0, 8),
+    limits=st.none() | st.lists(st.integers(0, 6), min_size=3, max_size=3),
+)
+def test_compiled_builder_is_the_tensor_program(case: Case, dead: int, limits: list | None) -> None:
+    """Bit for bit, candidates of no probability and ties included."""
+    logprobs = case.logprobs.masked_fill(case.logprobs < -dead / 256.0, -math.inf)
+    limit = None if limits is None else torch.tensor(limits[: len(logprobs)])
+    case = Case(logprobs, case.nodes)
+    expected = case.build(best_first_tree, depth_limit=limit)
+    tree = case.build(best_first_tree_cpu, depth_limit=limit)
+    for field in fields(DraftTree):
+        assert torch.equal(getattr(tree, field.name), getattr(expected, field.name)), field.name
+
+
+def test_compiled_builder_takes_rounded_log_probabilities() -> None:
+    """Slightly above 0, as rounding makes them, and NaN: parents first, finite scores."""
+    case = Case(torch.tensor([[[1e-7, -1.0], [1e-7, -2.0], [math.nan, -1.0]]]), 6)
+    tree = case.build(best_first_tree_cpu)
+    assert (tree.parents < torch.arange(6)).all()
+    assert tree.logprobs[tree.live].isfinite().all()

@@ -13,6 +13,7 @@ from sglang_jetspec.tools.train.config import OPERATION
 from sglang_jetspec.tools.train.data import read_jsonl
 from sglang_jetspec.tools.train.provenance import RUN_FILE
 
+NAMES = {"jetspec": "JetSpec", "dflash": "DFlash", "dspark": "DSpark", "domino": "Domino"}
 NOT_SHOWN = OPERATION | {"target", "prompts", "answers"}
 
 
@@ -23,14 +24,16 @@ def write_card(run_folder: Path, folder: Path, head: HeadConfig, step: int) -> N
     rows = [row for row in read_jsonl(log) if row["step"] <= step] if log.exists() else []
     launch = run["launches"][-1]
     settings = launch["settings"]
-    target = Path(settings["target"]).name
+    target = settings["target"]
+    if Path(target).exists():  # a folder's path means nothing elsewhere
+        target = Path(target).name
     data = ModelCardData(
-        base_model=settings["target"],
+        base_model=target,
         library_name="sglang-jetspec",
         pipeline_tag="text-generation",
         tags=["speculative-decoding", "jetspec", "draft-head", "sglang"],
     )
-    title = f"{'JetSpec' if head.causal else 'DFlash'} head for {target}"
+    title = f"{NAMES.get(head.kind, head.kind)} head for {target}"
     body = "\n".join(
         [
             f"# {title}\n",
@@ -63,10 +66,11 @@ def _table(rows: Iterable[tuple[str, Any]]) -> list[str]:
 def _head_facts(head: HeadConfig) -> dict[str, Any]:
     taps = ", ".join(map(str, head.target_layer_ids))
     return {
+        "kind": NAMES.get(head.kind, head.kind),
         "layers": head.num_hidden_layers,
         "hidden size": head.hidden_size,
         "reads the states after target layers": taps,
-        "block": f"anchor + {head.block_size - 1} masks (token {head.mask_token_id})",
+        "block": f"anchor and masks, {head.max_depth} drafts (token {head.mask_token_id})",
         "attention within a block": "causal" if head.causal else "bidirectional",
         "draft vocabulary": head.draft_vocab_size or "the target's",
     }

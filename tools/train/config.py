@@ -145,7 +145,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: Literal["auto", "cpu"] = "auto"
     """auto takes an accelerator if there is one; `accelerate launch` or `torchrun` for several."""
     bf16: bool = True
-    """Compute in bf16 autocast; weights and optimiser state stay fp32."""
+    """bf16 autocast where the device has 16-bit arithmetic; weights and optimiser stay fp32."""
 
     held_out_share: Share = 0.03
     """Share of tasks never trained on, by the hash of their id."""

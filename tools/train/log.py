@@ -13,6 +13,7 @@ import numpy as np
 
 from sglang_jetspec.tools.train.checkpoint import Progress
 from sglang_jetspec.tools.train.data import drop_partial_line, read_jsonl
+from sglang_jetspec.tools.train.plot import plot_run
 
 Step = dict[str, Any]
 
@@ -37,6 +38,11 @@ class RunLog:
         self.write(progress, means)
         self.recent.clear()
         return means
+
+    def plot(self) -> None:
+        """Draw what is logged so far, `curves.png` beside the log."""
+        if self._path.exists():
+            plot_run(self._path, self._path.with_name("curves.png"))
 
     def write(self, progress: Progress, values: Step) -> None:
         """Append one row."""

@@ -107,6 +107,7 @@ class Trainer:
                     bar.set_postfix({key: round(means[key], 3) for key in SHOWN})
                 if evaluate and progress.step % config.evaluate_every == 0:
                     self.log.write(progress, evaluate())
+                    self.log.plot()
                 if time.perf_counter() - saved > config.checkpoint_minutes * 60:
                     self._save()
                     saved = time.perf_counter()

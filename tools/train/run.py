@@ -38,7 +38,7 @@ from sglang_jetspec.tools.train.export import export_checkpoint, export_details
 from sglang_jetspec.tools.train.features import Features, OnlineFeatures, capture_features
 from sglang_jetspec.tools.train.loop import Trainer
 from sglang_jetspec.tools.train.loss import BlockModel, Objective
-from sglang_jetspec.tools.train.plot import plot_run
+from sglang_jetspec.tools.train.precision import computes_bf16
 from sglang_jetspec.tools.train.provenance import RUN_FILE, record_data, record_launch
 from sglang_jetspec.tools.train.shape import resolve
 from sglang_jetspec.tools.train.target import (
@@ -78,7 +78,8 @@ class TrainingRun:
         held_out = [is_held_out(example.id, config.held_out_share) for example in self.examples]
         self.train_rows = [i for i, held in enumerate(held_out) if not held]
         self.held_out_rows = [i for i, held in enumerate(held_out) if held]
-        self.licenses = sorted({prompt.license for prompt in prompts if prompt.license})
+        used = {example.id for example in self.examples}
+        self.licenses = sorted({p.license for p in prompts if p.license and p.id in used})
         target = load_target(config.target, accelerator.device)
         self.features = self._features(target)
         torch.manual_seed(config.seed)
@@ -202,14 +203,20 @@ def answer_prompts(config: TrainConfig) -> None:
     regenerate(config.target, prompts, path, config.generation)
 
 
+def make_accelerator(config: TrainConfig) -> Accelerator:
+    """The run's processes and devices."""
+    patience = InitProcessGroupKwargs(timeout=timedelta(days=1))  # others wait for answers
+    device = PartialState(cpu=config.device == "cpu", timeout=patience.timeout).device
+    precision = "bf16" if config.bf16 and computes_bf16(device) else "no"
+    return Accelerator(
+        cpu=config.device == "cpu", mixed_precision=precision, kwargs_handlers=[patience]
+    )
+
+
 def run(config: TrainConfig) -> dict[str, object]:
     """Answer the prompts if needed, train (or resume), export, and return a summary."""
     config, _ = resolve(config)
-    accelerator = Accelerator(
-        cpu=config.device == "cpu",
-        mixed_precision="bf16" if config.bf16 else "no",
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
-    )
+    accelerator = make_accelerator(config)
     if config.sequences_per_step < accelerator.num_processes:
         raise ValueError(
             f"sequences_per_step is {config.sequences_per_step}; give at least one for each of "
@@ -226,10 +233,10 @@ def run(config: TrainConfig) -> dict[str, object]:
         record_data(state.data_facts(), config.out / RUN_FILE)
     held_out = state.held_out()
     progress = trainer.train(state.batch_at, held_out and held_out.measure)
+    accelerator.wait_for_everyone()  # for the last checkpoint
     newest = list_checkpoints(config.out)[-1]
     if accelerator.is_main_process:
-        if (config.out / "log.jsonl").exists():
-            plot_run(config.out / "log.jsonl", config.out / "curves.png")
+        trainer.log.plot()
         export_checkpoint(newest, config.out / "head")
     return {
         "head": str(config.out / "head"),

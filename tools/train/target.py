@@ -15,6 +15,7 @@ from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.reference import JetSpecHead, load_reference_head
 from sglang_jetspec.tools.train.config import TrainConfig
 from sglang_jetspec.tools.train.export import trainable_weights
+from sglang_jetspec.tools.train.precision import computes_bf16
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class FrozenTarget:
 
 
 def load_target(target: str, device: torch.device) -> nn.Module:
-    """The whole target in bf16, in evaluation mode."""
-    return AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).to(device).eval()
+    """The whole target in evaluation mode, in bf16 where the device has it, else in fp32."""
+    dtype = torch.bfloat16 if computes_bf16(device) else torch.float32
+    return AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(device).eval()
 
 
 def freeze(model: nn.Module, draft_token_ids: Tensor | None) -> FrozenTarget:

@@ -157,13 +157,14 @@ def install_dense_decoder(model: torch.nn.Module) -> bool:
     body = getattr(model, "model", None)
     if (type(model).__module__, type(model).__name__) not in DENSE_MODELS or body is None:
         return False
-    if not _plain_process() or not all(is_plain_layer(layer) for layer in body.layers):
+    if not is_plain_process() or not all(is_plain_layer(layer) for layer in body.layers):
         return False
     body.forward = DenseDecoder(body).forward
     return True
 
 
-def _plain_process() -> bool:
+def is_plain_process() -> bool:
+    """Whether one process holds the whole model, without adapters or forward hooks."""
     from sglang.srt.runtime_context import get_lora, get_observability, get_parallel
 
     parallel = get_parallel()

@@ -11,7 +11,12 @@ import torch
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_context import get_attn_backend
 
-from sglang_jetspec.platforms.cpu.dense_decoder import DenseLayer, Norm, is_plain_layer
+from sglang_jetspec.platforms.cpu.dense_decoder import (
+    DenseLayer,
+    Norm,
+    is_plain_layer,
+    is_plain_process,
+)
 from sglang_jetspec.platforms.cpu.fused_ops import cos_sin, rotate
 from sglang_jetspec.platforms.cpu.linear import PackedWeight
 
@@ -32,7 +37,9 @@ class DenseDraft:
     @staticmethod
     def of(model: Any) -> DenseDraft | None:
         """The plain loop for ``model``, or None where its layers are not of the plain shape."""
-        if not all(is_plain_layer(layer) for layer in model.layers) or model.fc.bias is not None:
+        if not is_plain_process() or model.fc.bias is not None:
+            return None
+        if not all(is_plain_layer(layer) for layer in model.layers):
             return None
         return DenseDraft(model)
 
