@@ -30,7 +30,7 @@ FLOATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 @triton.jit
 def _dot(x, w, total, WIDEN: tl.constexpr):
-    """total + x @ w^T. WIDEN: Triton's interpreter multiplies bf16 as integers."""
+    """total + x @ w^T. WIDEN: Triton's interpreter multiplies bf16 as integers, and truncates."""
     if WIDEN:
         x, w = x.to(tl.float32), w.to(tl.float32)
     return tl.dot(x, tl.trans(w), total, input_precision="ieee")
@@ -110,7 +110,9 @@ def _write_kv(
         x = tl.load(x_at + first, mask=row_in[:, None] & k_in[None, :], other=0.0)
         squares += tl.sum(x * x, 1)
         scale = tl.load(norm + first + k, mask=k_in, other=0.0).to(tl.float32)
-        x = (x * scale[None, :]).to(TYPE)
+        x *= scale[None, :]
+        if not WIDEN:
+            x = x.to(TYPE)
         w = tl.load(low_at + first, mask=k_in[None, :], other=0.0)
         low = _dot(x, w, low, WIDEN)
         w = tl.load(high_at + first, mask=k_in[None, :], other=0.0)
