@@ -131,15 +131,29 @@ def differences(
             if what is None and len(mine) != len(other):
                 what = f"{len(mine)} answers, plain {len(other)}"
             if what is None and is_greedy(body):
-                what = next(filter(None, map(difference, mine, other)), None)
+                scored = has_one_score(body)
+                pairs = zip(mine, other, strict=True)
+                what = next(filter(None, (difference(a, b, scored) for a, b in pairs)), None)
             if what is not None:
                 found.append(Difference(index, turn, what))
                 break  # a second turn is another one after another answer
     return found
 
 
-def difference(ours: Answer, theirs: Answer) -> str | None:
-    """The first thing two answers to one greedy request do not agree on, or None."""
+def has_one_score(body: Body) -> bool:
+    """Whether log-probabilities of a greedy request are those of one law.
+
+    SGLang divides logits by the temperature unless all requests in flight are greedy, and `top_k` 1
+    is greedy at any temperature.
+    """
+    return body["sampling_params"].get("temperature", 1.0) in (0, 1)
+
+
+def difference(ours: Answer, theirs: Answer, scored: bool = True) -> str | None:
+    """The first thing two answers to one greedy request do not agree on, or None.
+
+    scored: compare the values of log-probabilities, too, not only how many there are.
+    """
     for name in ("status", "ids", "finish", "text", "prompt_tokens", "completion_tokens"):
         mine, other = getattr(ours, name), getattr(theirs, name)
         if ours.status != 200 and name != "status":
@@ -154,7 +168,7 @@ def difference(ours: Answer, theirs: Answer) -> str | None:
         if mine is None or other is None or len(mine) != len(other):
             return f"{kind}: {mine and len(mine)} entries, plain {other and len(other)}"
         for position, pair in enumerate(zip(mine, other, strict=True)):
-            if not _close(kind, *pair):
+            if scored and not _close(kind, *pair):
                 return f"{kind} at {position}: {pair[0]}, plain {pair[1]}"
     return None
 

@@ -8,7 +8,13 @@ import msgspec
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from sglang_jetspec.tools.fuzz.answers import Answer, difference, differences, refusal
+from sglang_jetspec.tools.fuzz.answers import (
+    Answer,
+    difference,
+    differences,
+    has_one_score,
+    refusal,
+)
 from sglang_jetspec.tools.fuzz.cases import Case, Corpus, Group, is_greedy, make_groups
 from sglang_jetspec.tools.fuzz.features import GRAMMARS
 from sglang_jetspec.tools.fuzz.run import requests
@@ -129,6 +135,17 @@ def test_chosen_logprobs_are_compared_by_token_and_value():
         chosen = [entry, *ANSWER.logprobs["output_token_logprobs"][1:]]
         other = changed(logprobs={**ANSWER.logprobs, "output_token_logprobs": chosen})
         assert difference(ANSWER, other).startswith("output_token_logprobs at 0")
+
+
+def test_log_probabilities_that_depend_on_the_batch_are_only_counted():
+    chosen = [[-0.2, *entry[1:]] for entry in ANSWER.logprobs["output_token_logprobs"]]
+    other = changed(logprobs={**ANSWER.logprobs, "output_token_logprobs": chosen})
+    assert difference(ANSWER, other, scored=False) is None
+    short = changed(logprobs={**ANSWER.logprobs, "output_token_logprobs": chosen[:1]})
+    assert "3 entries, plain 1" in difference(ANSWER, short, scored=False)
+    scored = {(0, -1): True, (1.0, 1): True, (0.3, 1): False, (1.2, 1): False}
+    for (temperature, top_k), expected in scored.items():
+        assert has_one_score(body(temperature=temperature, top_k=top_k)) is expected
 
 
 def body(**sampling):
