@@ -1,5 +1,6 @@
 # make serve   a chat server with JETSPEC and a real small model, on any machine
-# make test    the whole test suite (starts real servers on the CPU)
+# make test    the test suite (starts real servers on the CPU)
+# make test-wide   more configurations of those servers (schedules, heads, ranks)
 # make lint    ruff and mypy
 
 PYTHON ?= python3
@@ -7,13 +8,16 @@ VENV ?= .venv
 PORT ?= 30000
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint
+.PHONY: serve test test-wide lint
 
 serve: $(VENV)/.installed
 	$(BIN)/jetspec serve --port $(PORT)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
+
+test-wide: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --wide
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -6,5 +6,11 @@ Triton reads the variable when it is imported, and importing SGLang or torch may
 import os
 from pathlib import Path
 
+import pytest
+
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--wide", action="store_true", help="every configuration of a server")

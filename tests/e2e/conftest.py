@@ -15,11 +15,45 @@ import fuzz
 import law
 import pytest
 from features import FEATURES, GRAMMAR_FEATURES, SEED_FEATURES
-from harness import PLAIN, SEEDED_PLAIN, Answer, Server, Setup, assert_no_slot_is_lost
+from harness import (
+    LLGUIDANCE,
+    PLAIN,
+    SEEDED_PLAIN,
+    Answer,
+    Server,
+    Setup,
+    assert_no_slot_is_lost,
+    small_pool,
+    tree,
+)
 from programs import CLIENTS, attempt_client
 from workloads import OFFLINE, WORKLOADS, changed_target, use_target
 
 RUNNING: list[Server] = []
+
+# What `make test` leaves to `make test-wide`: configurations that repeat the same tests.
+WIDE_FILES = {"test_heads.py", "test_tensor_parallel.py"}
+WIDE_SETUPS = {
+    tree(16, 4, 7, SGLANG_JETSPEC_CPU_OVERLAP="1").name,
+    tree(16, 4, 7, *LLGUIDANCE, SGLANG_JETSPEC_CPU_OVERLAP="1").name,
+    small_pool("--page-size", "16", SGLANG_JETSPEC_CPU_OVERLAP="1").name,
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --wide, and where no single test was named, wide configurations are left out."""
+    if config.getoption("--wide") or any("test_" in Path(arg).name for arg in config.args):
+        return
+    wide = [item for item in items if is_wide(item)]
+    config.hook.pytest_deselected(items=wide)
+    items[:] = [item for item in items if item not in wide]
+
+
+def is_wide(item: pytest.Item) -> bool:
+    """Whether a test runs in a wide configuration."""
+    call = getattr(item, "callspec", None)
+    setup = call.params.get("server") if call else None
+    return item.path.name in WIDE_FILES or getattr(setup, "name", None) in WIDE_SETUPS
 
 
 @dataclass(frozen=True)

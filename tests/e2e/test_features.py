@@ -40,7 +40,8 @@ def ids(answers):
 def test_every_id_equals_plain_decoding(server, plain, name):
     answers = FEATURES[name].ask(server)
     assert ids(answers) == ids(plain.answers[name])
-    rounds = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+    # An answer of one token comes from the prefill, without a round.
+    rounds = sum(answer["meta_info"].get("spec_verify_ct", 0) for answer in answers)
     assert sum(map(len, ids(answers))) > 1.04 * rounds, "nothing was accepted: nothing was tested"
 
 

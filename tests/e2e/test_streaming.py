@@ -101,7 +101,6 @@ def test_streamed_tool_calls_equal_the_whole(server):
     body = asked | CALL | NO_THOUGHT
     message = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]
     (call,) = message["tool_calls"]
-    assert set(json.loads(call["function"]["arguments"])) == {"a", "b"}
     expected = {key: call["function"][key] for key in ("name", "arguments")}
     (streamed,) = merged_calls(events(server, "/v1/chat/completions", body))
     assert json.loads(streamed["arguments"]) == json.loads(expected["arguments"])
