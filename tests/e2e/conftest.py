@@ -16,9 +16,11 @@ import law
 import pytest
 from features import FEATURES, GRAMMAR_FEATURES, SEED_FEATURES
 from harness import (
+    CROWDED,
     LLGUIDANCE,
     PLAIN,
     SEEDED_PLAIN,
+    SHORT_HEAD,
     Answer,
     Server,
     Setup,
@@ -31,9 +33,17 @@ from workloads import OFFLINE, WORKLOADS, changed_target, use_target
 
 RUNNING: list[Server] = []
 
-# What `make test` leaves to `make test-wide`: configurations that repeat the same tests.
+# What `make test` leaves to `make test-wide`: further configurations and the example programs.
 WIDE_FILES = {"test_heads.py", "test_tensor_parallel.py"}
+WIDE_TESTS = {
+    "test_a_client_prints_what_it_prints_without_speculation",
+    "test_the_clients_show_what_they_are_about",
+    "test_the_offline_engine_writes_what_a_server_without_speculation_writes",
+}
 WIDE_SETUPS = {
+    CROWDED.name,
+    SHORT_HEAD.name,
+    "metrics",
     tree(16, 4, 7, SGLANG_JETSPEC_CPU_OVERLAP="1").name,
     tree(16, 4, 7, *LLGUIDANCE, SGLANG_JETSPEC_CPU_OVERLAP="1").name,
     small_pool("--page-size", "16", SGLANG_JETSPEC_CPU_OVERLAP="1").name,
@@ -42,6 +52,9 @@ WIDE_SETUPS = {
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --wide, and where no single test was named, wide configurations are left out."""
+    for item in items:
+        if "e2e" in item.path.parts:
+            item.add_marker(pytest.mark.e2e)
     if config.getoption("--wide") or any("test_" in Path(arg).name for arg in config.args):
         return
     wide = [item for item in items if is_wide(item)]
@@ -53,7 +66,8 @@ def is_wide(item: pytest.Item) -> bool:
     """Whether a test runs in a wide configuration."""
     call = getattr(item, "callspec", None)
     setup = call.params.get("server") if call else None
-    return item.path.name in WIDE_FILES or getattr(setup, "name", None) in WIDE_SETUPS
+    named = item.path.name in WIDE_FILES or getattr(item, "originalname", "") in WIDE_TESTS
+    return named or getattr(setup, "name", None) in WIDE_SETUPS
 
 
 @dataclass(frozen=True)
@@ -120,9 +134,3 @@ def no_slot_is_lost() -> Iterator[None]:
     yield
     for running in RUNNING:
         assert_no_slot_is_lost(running)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "e2e" in item.path.parts:
-            item.add_marker(pytest.mark.e2e)
