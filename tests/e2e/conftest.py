@@ -34,16 +34,16 @@ from workloads import OFFLINE, WORKLOADS, changed_target, use_target
 RUNNING: list[Server] = []
 
 # What `make test` leaves to `make test-wide`: further configurations and the example programs.
-WIDE_FILES = {"test_heads.py", "test_tensor_parallel.py"}
+WIDE_FILES = {"test_heads.py", "test_observability.py", "test_tensor_parallel.py"}
 WIDE_TESTS = {
     "test_a_client_prints_what_it_prints_without_speculation",
+    "test_streamed_tool_calls_equal_the_whole",
     "test_the_clients_show_what_they_are_about",
     "test_the_offline_engine_writes_what_a_server_without_speculation_writes",
 }
 WIDE_SETUPS = {
     CROWDED.name,
     SHORT_HEAD.name,
-    "metrics",
     tree(16, 4, 7, SGLANG_JETSPEC_CPU_OVERLAP="1").name,
     tree(16, 4, 7, *LLGUIDANCE, SGLANG_JETSPEC_CPU_OVERLAP="1").name,
     small_pool("--page-size", "16", SGLANG_JETSPEC_CPU_OVERLAP="1").name,
