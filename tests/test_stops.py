@@ -64,12 +64,14 @@ def test_the_first_stop_of_a_run_wins(tokenizer, text, stops):
 
 
 def test_sglang_alone_takes_the_stop_it_looks_for_first(tokenizer):
-    """The reason for the hook: without it this test's run ends one word late."""
+    """The reason for the hook: without it a run's later stop string wins over its earlier token."""
     tokens = tokenizer.encode("one river and a cloud over")
-    stops = {"stop": ["cloud", "river"]}
-    late, reason = feed(make(tokenizer, **stops), tokens, [99], original)
+    river = tokenizer.encode(" river")[0]
+    sampling = {"stop": ["cloud"], "stop_token_ids": [river]}
+    _, reason = feed(make(tokenizer, **sampling), tokens, [99], original)
     assert reason["matched"] == "cloud"
-    assert "cloud" in tokenizer.decode(late)
+    _, reason = feed(make(tokenizer, **sampling), tokens, [99], run_by_run)
+    assert reason["matched"] == river
 
 
 def test_a_stop_string_after_the_end_of_the_turn_is_not_seen(tokenizer):

@@ -51,7 +51,11 @@ WIDE_SETUPS = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --wide, and where no single test was named, wide configurations are left out."""
+    """These tests come last; wide ones only with --wide or where a single test is named.
+
+    Last, because ``sglang.Engine`` ends every child of its process, servers included.
+    """
+    items.sort(key=lambda item: "e2e" in item.path.parts)
     for item in items:
         if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.e2e)
