@@ -12,6 +12,7 @@ Shapes: B sequences, R rows, T captured layers, H hidden.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sglang_jetspec.foresight.layers import LayerCache, LayerShape, LayerStack
+from sglang_jetspec.foresight.layers import LayerShape, LayerStack, RowKeys, Seen
 from sglang_jetspec.heads.fields import HeadError
 
 CONFIG_NAME = "config.json"
@@ -56,44 +57,36 @@ class Adapter(nn.Module):
             for layers, first in zip(config.layers_per_module, starts, strict=False)
         )
 
-    def make_cache(self, batch: int, positions: int) -> LayerCache:
-        """An empty cache for the adapter's own layers."""
-        layers, weight = sum(self.config.layers_per_module), next(self.parameters()).detach()
-        return LayerCache.empty(self.config.shape, layers, batch, positions, like=weight)
+    @property
+    def layers(self) -> int:
+        """Decoder layers of all modules."""
+        return sum(self.config.layers_per_module)
 
     def forward(
         self,
         embedded: Tensor,
         positions: Tensor,
-        cache: LayerCache | None = None,
-        mask: Tensor | None = None,
+        own: Tensor,
+        seen: Sequence[Seen] = (),
         given: Tensor | None = None,
         is_given: Tensor | None = None,
-    ) -> Tensor:
-        """Predicted states [B,R,T*H] after the captured layers.
+    ) -> tuple[Tensor, RowKeys]:
+        """Predicted states [B, R, T*H] after the captured layers, and the rows' keys.
 
-        embedded: [B,R,H] token embeddings. positions, cache, mask: as of `LayerStack.forward`.
-        given: [B,R,T*H] true states; rows marked in is_given [B,R] feed them, instead of the
-        predicted ones, to the next module.
+        embedded: [B, R, H] token embeddings. positions, own, seen: as of `LayerStack.forward`.
+        given: [B, R, T*H] true states; rows marked in is_given [B, R] (None: all) feed them,
+        instead of the predicted ones, to the next module. The keys of committed rows are those of a
+        pass that was given their states.
         """
-        rows, predicted = embedded, []
+        rows, predicted, recorded = embedded, [], RowKeys()
         for index, module in enumerate(self.chain):
-            out = module(rows, positions, cache, mask)[-1]
+            out = module(rows, positions, own, seen, recorded)[-1]
             predicted.append(out)
             rows = out
             if given is not None:
-                assert is_given is not None
-                true = given.chunk(len(self.chain), dim=-1)[index]
-                rows = torch.where(is_given.unsqueeze(-1), true.to(out.dtype), out)
-        return torch.cat(predicted, dim=-1)
-
-    @torch.no_grad()
-    def commit(
-        self, embedded: Tensor, states: Tensor, positions: Tensor, cache: LayerCache
-    ) -> None:
-        """Replace the cached keys and values of `positions` by those of true `states`."""
-        marked = torch.ones_like(positions, dtype=torch.bool)
-        self(embedded, positions, cache, given=states, is_given=marked)
+                true = given.chunk(len(self.chain), dim=-1)[index].to(out.dtype)
+                rows = true if is_given is None else true.where(is_given.unsqueeze(-1), out)
+        return torch.cat(predicted, dim=-1), recorded
 
 
 def segments(target_layer_ids: tuple[int, ...]) -> list[range]:

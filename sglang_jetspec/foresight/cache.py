@@ -1,8 +1,7 @@
 """Foresight drafts waiting for the outcome they were made for.
 
-One row a request slot, read without a host synchronisation. An entry answers only the request that
-it was made for, at the committed length it was predicted from, once: a retracted request comes
-back with another length or owner, and a reused slot with another owner.
+One row a request slot, read without a host synchronisation; an entry answers once. Whoever comes
+to a slot, for the first time or after a retraction, drops what it holds.
 """
 
 from __future__ import annotations
@@ -20,47 +19,52 @@ class OutcomeCache:
         def filled(*shape: int) -> Tensor:
             return torch.full(shape, -1, dtype=torch.int64, device=device)
 
-        self.owners = filled(slots)
         self.bases = filled(slots)  # committed length the predictions start from
         self.lengths = filled(slots, outcomes)
         self.anchors = filled(slots, outcomes)
         self.blocks = filled(slots, outcomes, drafts)
+        self.logprobs = torch.zeros(slots, outcomes, drafts, device=device)
 
     def put(
-        self, slots: Tensor, owners: Tensor, bases: Tensor, outcomes: Outcomes, blocks: Tensor
+        self,
+        slots: Tensor,
+        bases: Tensor,
+        outcomes: Outcomes,
+        blocks: Tensor,
+        logprobs: Tensor,
     ) -> None:
         """Replace the entries of `slots` [n].
 
-        owners [n]: unique id of each request. bases [n]: committed length at prediction.
+        bases [n]: committed length at prediction.
         outcomes: [n, M], M <= B; those of score -inf are never found. blocks: [n, M, g] drafts.
+        logprobs: [n, M, g] fp32, the head's of each draft.
         """
         count = blocks.shape[1]
         self.drop(slots)
-        self.owners[slots] = owners
         self.bases[slots] = bases
         live = outcomes.scores.isfinite()
         self.lengths[slots, :count] = outcomes.lengths.where(live, -1)
         self.anchors[slots, :count] = outcomes.anchors
         self.blocks[slots, :count] = blocks
+        self.logprobs[slots, :count] = logprobs
 
-    def take(
-        self, slots: Tensor, owners: Tensor, bases: Tensor, lengths: Tensor, anchors: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def take(self, slots: Tensor, ends: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Look up and remove the entries of `slots` [n].
 
-        bases [n]: committed length when the verified block was predicted. lengths, anchors [n]:
-        the outcome. Returns hit [n] bool and the drafts [n, g] int64 (-1 where missed).
+        ends [n]: committed length now, `anchors` [n] the token behind it: the outcome is the
+        committed tokens since the prediction and this one. Returns hit [n] bool, the drafts [n, g]
+        int64 (-1 where missed) and their log-probabilities [n, g] (0 where missed).
         """
-        same = (self.lengths[slots] == lengths[:, None]) & (self.anchors[slots] == anchors[:, None])
+        lengths = (ends - self.bases[slots] - 1).unsqueeze(1)
+        same = (self.lengths[slots] == lengths) & (self.anchors[slots] == anchors[:, None])
         same &= self.lengths[slots] >= 0
-        same &= ((self.owners[slots] == owners) & (self.bases[slots] == bases))[:, None]
         hit = same.any(1)
         index = same.int().argmax(1)
         blocks = self.blocks[slots, index].where(hit[:, None], -1)
+        logprobs = self.logprobs[slots, index].where(hit[:, None], 0.0)
         self.drop(slots)
-        return hit, blocks
+        return hit, blocks, logprobs
 
     def drop(self, slots: Tensor) -> None:
         """Forget the entries of `slots` [n]: finished, aborted or retracted requests."""
-        self.owners[slots] = -1
         self.lengths[slots] = -1

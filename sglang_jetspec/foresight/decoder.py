@@ -7,13 +7,13 @@ decoder" for tests and the verifier of offline evaluation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_jetspec.foresight.layers import LayerCache, LayerShape, LayerStack
+from sglang_jetspec.foresight.layers import LayerShape, LayerStack, RowKeys, Seen
 from sglang_jetspec.heads.fields import HeadError
 from sglang_jetspec.heads.reference import RMSNorm
 
@@ -51,30 +51,21 @@ class TargetSlice(nn.Module):
         made.requires_grad_(False).eval()
         return made.to(dtype=lm_head.dtype)
 
-    def make_cache(self, batch: int, positions: int) -> LayerCache:
-        """An empty cache for this slice's layers."""
-        layers = len(self.stack.layers)
-        return LayerCache.empty(self.stack.shape, layers, batch, positions, like=self.lm_head)
-
     def forward(
         self,
         rows: Tensor,
         positions: Tensor,
-        cache: LayerCache | None = None,
-        mask: Tensor | None = None,
+        own: Tensor,
+        seen: Sequence[Seen] = (),
+        recorded: RowKeys | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Final normed states [B,R,H] and the states after every layer of the slice.
+        """Final normed states [B, R, H] and the states after every layer of the slice.
 
         Arguments as of `LayerStack.forward`.
         """
-        states = self.stack(rows, positions, cache, mask)
+        states = self.stack(rows, positions, own, seen, recorded)
         return self.norm(states[-1] if states else rows), states
 
     def logits(self, final: Tensor) -> Tensor:
         """[..., H] -> [..., V] fp32."""
         return F.linear(final, self.lm_head).float()
-
-    @torch.no_grad()
-    def commit(self, rows: Tensor, positions: Tensor, cache: LayerCache) -> None:
-        """Replace the cached keys and values of `positions` by those of true states."""
-        self.stack(rows, positions, cache)

@@ -1,104 +1,137 @@
-"""One pass of a draft head over blocks whose front may be replaced by refreshed states.
+"""Passes of a draft head over blocks whose front may be replaced by refreshed states.
 
-Shapes: B rows, g drafts, C context positions, T captured layers, H hidden.
+Shapes: B requests, M blocks a request, R = g + 1 rows a block, T captured layers, H hidden,
+V (draft) vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_jetspec.heads.reference import JetSpecHead
+from sglang_jetspec.foresight.layers import LayerShape, LayerStack, RowKeys, Seen
+from sglang_jetspec.heads.format import HeadConfig
+from sglang_jetspec.heads.reference import JetSpecHead, rotary_table
+
+Map = Callable[[Tensor], Tensor]
 
 
-@dataclass
-class DraftContext:
-    """Fused target states by position, true or predicted.
-
-    A block at position n sees the valid positions before n: `valid` is False where a state is
-    missing, as in drafting with stale states.
-    """
-
-    fused: Tensor  # [B, C, H]
-    valid: Tensor  # [B, C] bool
-
-    def write(self, positions: Tensor, fused: Tensor) -> None:
-        """Store fused states [B, R, H] at `positions` [B, R] and make them valid."""
-        index = positions.unsqueeze(-1).expand_as(fused)
-        self.fused.scatter_(1, index, fused.to(self.fused.dtype))
-        self.valid.scatter_(1, positions, True)
-
-    def with_states(self, positions: Tensor, fused: Tensor) -> DraftContext:
-        """A copy with `fused` at `positions`; the original stays as it is."""
-        copy = DraftContext(self.fused.clone(), self.valid.clone())
-        copy.write(positions, fused)
-        return copy
-
-    def without(self, positions: Tensor, hidden: Tensor) -> DraftContext:
-        """A view in which those of `positions` [B, R] marked in `hidden` [B, R] are missing."""
-        valid = self.valid.scatter(1, positions, self.valid.gather(1, positions) & ~hidden)
-        return DraftContext(self.fused, valid)
+def head_shape(config: HeadConfig) -> LayerShape:
+    """The shape of a head's layers."""
+    return LayerShape(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_theta,
+        qk_norm=True,
+    )
 
 
+def block_positions(starts: Tensor, rows: int) -> Tensor:
+    """[B, M] positions of first rows -> [B, M*rows]."""
+    return (starts.unsqueeze(2) + torch.arange(rows, device=starts.device)).flatten(1)
+
+
+@dataclass(frozen=True)
 class BlockDrafter:
-    """A causal head with the embedding and LM head that it borrows from its target.
+    """A causal head with what it borrows from its target.
 
-    embedding: [V, H]. lm_head: [V, H], or its rows of the draft vocabulary if `draft_token_ids`.
+    layers: the head's, sharing its weights. fuse: captured states [..., T*H] -> [..., H]. norm: the
+    last one. embed: ids [...] -> [..., H]. logits: [..., H] -> [..., V]. draft_token_ids: [V] ids
+    of a draft vocabulary, None for the target's own.
     """
 
-    def __init__(
-        self,
+    config: HeadConfig
+    layers: LayerStack
+    fuse: Map
+    norm: Map
+    embed: Map
+    logits: Map
+    draft_token_ids: Tensor | None = None
+
+    @classmethod
+    def of_head(
+        cls,
         head: JetSpecHead,
         embedding: Tensor,
         lm_head: Tensor,
         draft_token_ids: Tensor | None = None,
-    ) -> None:
-        self.head, self.embedding, self.lm_head = head, embedding, lm_head
-        self.draft_token_ids = draft_token_ids
+    ) -> BlockDrafter:
+        """embedding: [V, H]. lm_head: [V, H], or its rows of the draft vocabulary."""
+        config = head.config
+        with torch.device("meta"):
+            layers = LayerStack(head_shape(config), config.num_hidden_layers)
+        layers.layers.load_state_dict(head.layers.state_dict(), assign=True)
+        return cls(
+            config,
+            layers,
+            head.fuse,
+            head.norm,
+            lambda ids: F.embedding(ids, embedding),
+            lambda hidden: F.linear(hidden, lm_head),
+            draft_token_ids,
+        )
+
+    def context_keys(self, states: Tensor, positions: Tensor) -> RowKeys:
+        """Keys of positions [B, n] whose captured states [B, n, T*H] are known or predicted."""
+        fused, shape = self.fuse(states), self.layers.shape
+        rotary = rotary_table(positions, shape.head_dim, shape.rope_theta)
+        attentions = (layer.get_submodule("self_attn") for layer in self.layers.layers)
+        return RowKeys([attention.project(fused, rotary) for attention in attentions])  # type: ignore[operator]
 
     def draft(
         self,
-        context: DraftContext,
-        starts: Tensor,
         block: Tensor,
+        starts: Tensor,
+        seen: Sequence[Seen],
         frozen: Tensor,
-        states: Tensor | None,
+        states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Best tokens [B, g] int64 and their log-probabilities [B, g] fp32.
+        """Best tokens [B, M, g] int64 and their log-probabilities [B, M, g] fp32.
 
-        starts: [B] position of the block's row 0. block: [B, g+1] tokens. frozen: [B], the row
-        that acts as anchor; rows before it enter as `states` [B, g+1, T*H] (None: as what
-        `context` holds). Drafts up to `frozen` have no meaning.
+        block: [B, M, R] tokens. starts: [B, M] positions of the rows 0. seen: the keys of what
+        precedes the blocks, for all M*R rows. frozen: [B, M], the row that acts as anchor; rows
+        before it enter as `states` [B, M*R, T*H] only. Drafts up to `frozen` have no meaning.
         """
-        rows = block.shape[1]
-        steps = torch.arange(rows, device=block.device)
-        positions = starts[:, None] + steps
+        count, rows = block.shape[1:]
+        positions = block_positions(starts, rows)
+        own, refreshed = refined_masks(frozen, rows)
         if states is not None:
-            context = context.with_states(positions, self.head.fuse(states))
-        mask = _refined_block_mask(context, starts, frozen, rows)
-        embedded = F.embedding(block, self.embedding)
-        hidden = self.head.attend(embedded, positions, context.fused, mask)
-        shift = self.head.config.draft_shift
-        logits = F.linear(hidden[:, :-1] if shift else hidden[:, 1:], self.lm_head).float()
+            seen = [*seen, Seen(self.context_keys(states, positions), refreshed)]
+        hidden = self.layers(self.embed(block.flatten(1)), positions, own, seen)[-1]
+        hidden = self.norm(hidden).view(len(block), count, rows, -1)
+        shift = self.config.draft_shift
+        logits = self.logits(hidden[:, :, :-1] if shift else hidden[:, :, 1:]).float()
         best, tokens = logits.max(-1)
         if self.draft_token_ids is not None:
             tokens = self.draft_token_ids.long()[tokens]
         return tokens, best - logits.logsumexp(-1)
 
 
-def _refined_block_mask(context: DraftContext, starts: Tensor, frozen: Tensor, rows: int) -> Tensor:
-    """[B, rows, C + rows]: rows from the anchor on see the context before it and each other.
+def same_block(count: int, rows: int, device: torch.device | str) -> Tensor:
+    """[count*rows, count*rows] bool: rows of one block that follow each other see those up to
+    themselves."""
+    causal = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
+    blocks = torch.eye(count, dtype=torch.bool, device=device)
+    return (blocks[:, None, :, None] & causal[None, :, None, :]).flatten(2).flatten(0, 1)
 
-    Rows before the anchor see only themselves, which keeps their (unused) output finite.
+
+def refined_masks(frozen: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Which rows [B, M*rows, M*rows] see which: as block rows, and as refreshed states.
+
+    Rows from the anchor on see each other, causally, and the states of the rows before it. Rows
+    before the anchor see only themselves, which keeps their (unused) output finite.
     """
-    stored = torch.arange(context.valid.shape[1], device=starts.device)
-    steps = torch.arange(rows, device=starts.device)
-    active = steps >= frozen[:, None]  # [B, rows]
-    visible = context.valid & (stored < (starts + frozen)[:, None])
-    before = visible[:, None, :] & active[:, :, None]
-    within = (steps[:, None] >= steps) & active[:, None, :]
-    own = within | torch.eye(rows, dtype=torch.bool, device=starts.device)
-    return torch.cat([before, own], dim=-1)
+    steps = torch.arange(rows, device=frozen.device)
+    active = (steps >= frozen.unsqueeze(2)).flatten(1)  # [B, M*rows]
+    causal = same_block(frozen.shape[1], rows, frozen.device)
+    alone = torch.eye(len(causal), dtype=torch.bool, device=frozen.device)
+    own = (causal & active.unsqueeze(2) & active.unsqueeze(1)) | alone
+    return own, causal & active.unsqueeze(2) & ~active.unsqueeze(1)

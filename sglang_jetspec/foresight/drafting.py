@@ -1,149 +1,181 @@
 """Drafting with foresight: blocks behind true or predicted states, for one outcome or for many.
 
-Shapes: B requests, M outcomes, g drafts, P positions, T captured layers, H hidden, V vocabulary.
+Shapes: B requests, M blocks a request (one, or one an outcome), R = g + 1 rows a block, n keys,
+T captured layers, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_jetspec.foresight.adapter import Adapter
 from sglang_jetspec.foresight.decoder import TargetSlice
-from sglang_jetspec.foresight.drafter import BlockDrafter, DraftContext
-from sglang_jetspec.foresight.layers import LayerCache
+from sglang_jetspec.foresight.drafter import BlockDrafter, block_positions, same_block
+from sglang_jetspec.foresight.layers import Keys, RowKeys, Seen
+from sglang_jetspec.foresight.noise import noise_tokens
 from sglang_jetspec.foresight.outcomes import Outcomes
-from sglang_jetspec.foresight.refine import Refined, RefinePlan, noise_tokens, refine
+from sglang_jetspec.foresight.refine import Refined, RefinePlan, refine
 
 
-@dataclass
-class DraftState:
-    """What drafting knows of B requests, by position. Rows of tokens that are still being verified
-    are predictions, which the commit overwrites."""
+@dataclass(frozen=True)
+class Part:
+    """Positions before a block, as keys of the three networks; None where one cannot see them.
 
-    history: Tensor  # [B, P] int64 tokens
-    context: DraftContext
-    decoder_cache: LayerCache
-    adapter_cache: LayerCache | None
+    visible: [B, M, n] bool, which of them each block sees.
+    """
 
-    def repeat(self, times: int) -> DraftState:
-        """A copy with every request `times` times in place."""
-        context = DraftContext(
-            self.context.fused.repeat_interleave(times, dim=0),
-            self.context.valid.repeat_interleave(times, dim=0),
-        )
-        return DraftState(
-            self.history.repeat_interleave(times, dim=0),
-            context,
-            self.decoder_cache.repeat(times),
-            self.adapter_cache and self.adapter_cache.repeat(times),
-        )
+    head: Keys | None
+    decoder: Keys | None
+    adapter: Keys | None
+    visible: Tensor
+
+    def blocks(self, count: int) -> Part:
+        """The same for `count` blocks a request."""
+        visible = self.visible.expand(-1, count, -1)
+        return Part(self.head, self.decoder, self.adapter, visible)
+
+
+Context = Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What adapter and decoder say of blocks.
+
+    states: [B, M*R, T*H] captured states. logits: [B, M*R, V] fp32, the target's behind each row.
+    """
+
+    states: Tensor
+    logits: Tensor
+    adapter: RowKeys
+    decoder: RowKeys
 
 
 class ForesightDrafter:
     """Head, adapter and decoder as one; without an adapter there is no prediction."""
 
     def __init__(
-        self,
-        drafter: BlockDrafter,
-        decoder: TargetSlice,
-        adapter: Adapter | None,
-        embedding: Tensor,
+        self, drafter: BlockDrafter, decoder: TargetSlice | None, adapter: Adapter | None
     ) -> None:
         self.drafter, self.decoder, self.adapter = drafter, decoder, adapter
-        self.embedding = embedding  # [V, H]
-        self.rows = drafter.head.config.block_size
-        self.hidden_size = embedding.shape[1]
 
-    def make_state(self, history: Tensor) -> DraftState:
-        """Empty caches for the requests of `history` [B, P]."""
-        count, positions = history.shape
-        context = DraftContext(
-            self.embedding.new_zeros(count, positions, self.hidden_size),
-            torch.zeros(count, positions, dtype=torch.bool, device=history.device),
-        )
-        return DraftState(
-            history,
-            context,
-            self.decoder.make_cache(count, positions),
-            None if self.adapter is None else self.adapter.make_cache(count, positions),
-        )
-
-    def block_positions(self, starts: Tensor) -> Tensor:
-        """[B] positions of row 0 -> [B, g+1]."""
-        return starts[:, None] + torch.arange(self.rows, device=starts.device)
-
-    def predict(self, state: DraftState, block: Tensor, positions: Tensor) -> Tensor:
-        """Predicted captured states [B, R, T*H] of the tokens `block` [B, R] at `positions`."""
+    def predict(self, context: Context, block: Tensor, starts: Tensor) -> Prediction:
+        """Predicted states and laws of blocks [B, M, R] of tokens at `starts` [B, M]."""
         assert self.adapter is not None, "states are predicted by an adapter"
-        embedded = F.embedding(block, self.embedding)
-        states: Tensor = self.adapter(embedded, positions, state.adapter_cache)
-        return states
+        assert self.decoder is not None
+        count, rows = block.shape[1:]
+        positions = block_positions(starts, rows)
+        own = same_block(count, rows, block.device)[None]
+        embedded = self.drafter.embed(block.flatten(1))
+        states, adapter_keys = self.adapter(
+            embedded, positions, own, _seen([part.adapter for part in context], context, rows)
+        )
+        decoder_keys = RowKeys()
+        deepest = states[..., -embedded.shape[-1] :]
+        final, _ = self.decoder(
+            deepest,
+            positions,
+            own,
+            _seen([part.decoder for part in context], context, rows),
+            decoder_keys,
+        )
+        return Prediction(states, self.decoder.logits(final), adapter_keys, decoder_keys)
 
-    def decode(self, state: DraftState, states: Tensor, positions: Tensor) -> Tensor:
-        """Estimated target logits [B, R, V] fp32 behind rows with predicted `states`."""
-        deepest = states[..., -self.hidden_size :]
-        final, _ = self.decoder(deepest, positions, state.decoder_cache)
-        return self.decoder.logits(final)
-
-    def commit(self, state: DraftState, states: Tensor, positions: Tensor) -> None:
-        """True `states` [B, R, T*H] replace the predictions at `positions` [B, R]."""
-        state.context.write(positions, self.drafter.head.fuse(states))
-        self.decoder.commit(states[..., -self.hidden_size :], positions, state.decoder_cache)
-        if self.adapter is not None:
-            assert state.adapter_cache is not None
-            embedded = F.embedding(state.history.gather(1, positions), self.embedding)
-            self.adapter.commit(embedded, states, positions, state.adapter_cache)
+    def initial(
+        self,
+        history: Tensor,
+        starts: Tensor,
+        anchors: Tensor,
+        drafts: int,
+        block: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """[B, M, drafts] tokens that a first pass reads; arguments as of `noise_tokens`."""
+        head = self.drafter.config
+        if not head.token_input:
+            return anchors.new_full((*anchors.shape, drafts), head.mask_token_id)
+        return noise_tokens(history, starts, anchors, drafts, block, lengths)
 
     def draft(
-        self, state: DraftState, starts: Tensor, plan: RefinePlan, generator: torch.Generator
+        self,
+        context: Context,
+        anchors: Tensor,
+        starts: Tensor,
+        initial: Tensor,
+        plan: RefinePlan,
+        early_stop: bool = True,
     ) -> Refined[Tensor]:
-        """Draft and refine a block behind the anchor at `starts` [B] of each request."""
-        head = self.drafter.head.config
-        anchors = state.history.gather(1, starts[:, None]).squeeze(1)
-        drafts = self.rows - 1
-        if head.token_input:
-            initial = noise_tokens(state.history, starts + 1, drafts, generator)
-        else:
-            initial = anchors.new_full((len(anchors), drafts), head.mask_token_id)
-        positions = self.block_positions(starts)
+        """Draft and refine blocks behind `anchors` at `starts`, both [B, M]; rows are B * M.
+
+        initial: [B, M, g], what the first pass reads (noise or masks). early_stop: see `refine`.
+        """
+        shape = anchors.shape
+        rows = initial.shape[2] + 1
+        seen = _seen([part.head for part in context], context, rows)
 
         def draft(block: Tensor, frozen: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor]:
-            return self.drafter.draft(state.context, starts, block, frozen, states)
+            block, frozen = block.view(*shape, rows), frozen.view(shape)
+            tokens, logprobs = self.drafter.draft(block, starts, seen, frozen, states)
+            return tokens.flatten(0, 1), logprobs.flatten(0, 1)
 
         def refresh(block: Tensor) -> tuple[Tensor, Tensor]:
-            states = self.predict(state, block, positions)
-            return states, self.decode(state, states, positions).argmax(-1)
+            found = self.predict(context, block.view(*shape, rows), starts)
+            return found.states, found.logits.argmax(-1).view(-1, rows)
 
-        return refine(anchors, initial, plan, draft, refresh)
+        return refine(
+            anchors.flatten(), initial.flatten(0, 1), plan, draft, refresh, early_stop=early_stop
+        )
+
+    def suffix(self, found: Prediction, starts: Tensor, lengths: Tensor) -> Part:
+        """A predicted block at `starts` [B, 1], each of M outcomes seeing its `lengths` [B, M]
+        accepted drafts and the anchor before them."""
+        rows = found.states.shape[1]
+        head = self.drafter.context_keys(found.states, block_positions(starts, rows))
+        visible = torch.arange(rows, device=starts.device) <= lengths.unsqueeze(2)
+        return Part(head, found.decoder, found.adapter, visible)
 
     def draft_ahead(
         self,
-        state: DraftState,
+        context: Context,
         starts: Tensor,
-        block: Tensor,
-        states: Tensor,
+        found: Prediction,
         outcomes: Outcomes,
+        initial: Tensor,
         plan: RefinePlan,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Draft behind M outcomes of a block that is still being verified: [B, M, g] int64.
+        early_stop: bool = True,
+    ) -> Refined[Tensor]:
+        """Draft behind M outcomes of a block at `starts` [B, 1] that is still being verified.
 
-        starts: [B] position of the block's anchor. block: [B, g+1] anchor and drafts. states:
-        [B, g+1, T*H] as of `predict`, whose rows (and `decode`'s) are in `state`. All outcomes are
-        one batch; outcome k sees the rows up to k of the one predicted suffix, and `state` stays as
-        it is.
+        found: `predict`'s answer for that block. All outcomes are one batch; outcome k sees the
+        rows up to k of the one predicted suffix. Rows of the result are B * M.
         """
-        times = outcomes.lengths.shape[1]
-        positions = self.block_positions(starts).repeat_interleave(times, dim=0)
-        ahead = state.repeat(times)
-        fused = self.drafter.head.fuse(states).repeat_interleave(times, dim=0)
-        ahead.context.write(positions, fused)
-        ahead.history.scatter_(1, positions, block.repeat_interleave(times, dim=0))
-        anchors_at = positions[:, 0] + outcomes.lengths.flatten() + 1
-        ahead.history.scatter_(1, anchors_at[:, None], outcomes.anchors.flatten()[:, None])
-        refined = self.draft(ahead, anchors_at, plan, generator)
-        return refined.drafts.view(len(block), times, -1)
+        lengths = outcomes.lengths
+        parts = [part.blocks(lengths.shape[1]) for part in context]
+        parts.append(self.suffix(found, starts, lengths))
+        return self.draft(parts, outcomes.anchors, starts + lengths + 1, initial, plan, early_stop)
+
+    def adapter_keys(
+        self, context: Context, tokens: Tensor, states: Tensor, positions: Tensor
+    ) -> RowKeys:
+        """The adapter's keys of committed rows [B, R], whose `states` [B, R, T*H] are true."""
+        assert self.adapter is not None
+        rows = tokens.shape[1]
+        own = same_block(1, rows, tokens.device)[None]
+        seen = _seen([part.adapter for part in context], context, rows)
+        found: tuple[Tensor, RowKeys] = self.adapter(
+            self.drafter.embed(tokens), positions, own, seen, given=states
+        )
+        return found[1]
+
+
+def _seen(keys: Sequence[Keys | None], context: Context, rows: int) -> list[Seen]:
+    """One network's `keys` of each part, for blocks of `rows` rows."""
+    return [
+        Seen(found, part.visible.repeat_interleave(rows, dim=1))
+        for found, part in zip(keys, context, strict=True)
+        if found is not None
+    ]

@@ -1,16 +1,16 @@
-"""Target-shaped decoder layers in plain torch, over key-value caches indexed by position.
+"""Target-shaped decoder layers in plain torch.
 
-A cache row p holds the keys and values of position p, predicted or true: rows written for a block
-under verification are simply overwritten when the true ones arrive, and a row sees the positions
-up to its own. Parameter names are those of Hugging Face, so that a target's layers load as is.
+Rows attend to each other and to keys that others keep: committed positions, a block that is being
+verified. Parameter names are those of Hugging Face, so that a target's layers load as is.
 
-Shapes: B sequences, R rows, C cache positions, H hidden.
+Shapes: B sequences, R rows, n keys, H hidden.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -36,18 +36,23 @@ class LayerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_target(cls, model: nn.Module) -> LayerShape:
-        """The shape of a Hugging Face causal language model's layers.
+        """The shape of a Hugging Face causal language model's layers (see `of_config`)."""
+        attention: Any = model.get_submodule("model.layers.0.self_attn")
+        bias = attention.q_proj.bias is not None
+        return cls.of_config(model.config, hasattr(attention, "q_norm"), bias)
+
+    @classmethod
+    def of_config(cls, config: Any, qk_norm: bool, attention_bias: bool) -> LayerShape:
+        """The shape of the layers that a Hugging Face configuration describes.
 
         Raises HeadError for rotary scaling; other foreign parts show when weights are loaded.
         """
-        config: Any = model.config
         rope = config.rope_parameters
         if rope.get("rope_type", "default") != "default":
             raise HeadError(
                 f"the target's rope_type is {rope['rope_type']!r}; JetSpec++ serves targets with "
                 "default rotary embeddings, serve this one with a plain JetSpec head"
             )
-        attention: Any = model.get_submodule("model.layers.0.self_attn")
         heads = config.num_attention_heads
         return cls(
             hidden_size=config.hidden_size,
@@ -57,49 +62,79 @@ class LayerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             rms_norm_eps=config.rms_norm_eps,
             rope_theta=float(rope["rope_theta"]),
-            qk_norm=hasattr(attention, "q_norm"),
-            attention_bias=attention.q_proj.bias is not None,
+            qk_norm=qk_norm,
+            attention_bias=attention_bias,
         )
+
+
+class Keys(Protocol):
+    """Keys and values by layer, rotated and normed as the layers make them."""
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv heads, n, head_dim] of a layer."""
+        ...
 
 
 @dataclass
-class LayerCache:
-    """Keys and values of L layers, by position."""
+class RowKeys:
+    """Keys and values of the rows of one pass, in the order of its layers."""
 
-    keys: Tensor  # [L, B, kv heads, C, head_dim]
-    values: Tensor  # [L, B, kv heads, C, head_dim]
+    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    @classmethod
-    def empty(
-        cls, shape: LayerShape, layers: int, batch: int, positions: int, like: Tensor
-    ) -> LayerCache:
-        """Zeros for `layers` layers of `shape`, of `like`'s type and on its device."""
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.layers[index]
+
+
+@dataclass(frozen=True)
+class LaterLayers:
+    """The same keys, counted from layer `first`."""
+
+    keys: Keys
+    first: int
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.keys.layer(self.first + index)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Keys besides the rows' own. visible: [B, R, n] bool, which of them a row attends to."""
+
+    keys: Keys
+    visible: Tensor
+
+
+class KeyCache:
+    """Keys and values of B sequences by position, for offline programs."""
+
+    def __init__(self, shape: LayerShape, layers: int, batch: int, positions: int) -> None:
         size = (layers, batch, shape.num_key_value_heads, positions, shape.head_dim)
-        return cls(like.new_zeros(size), like.new_zeros(size))
+        self.keys, self.values = torch.zeros(size), torch.zeros(size)
 
-    @property
-    def positions(self) -> int:
-        """C, the positions it holds."""
-        return self.keys.shape[3]
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.keys[index], self.values[index]
 
-    def write(
-        self, layer: int, positions: Tensor, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Store rows [B, kv heads, R, head_dim] at `positions` [B, R]; returns the whole layer."""
-        index = positions[:, None, :, None].expand_as(keys)
-        self.keys[layer].scatter_(2, index, keys)
-        self.values[layer].scatter_(2, index, values)
-        return self.keys[layer], self.values[layer]
+    def write(self, positions: Tensor, rows: RowKeys) -> None:
+        """Store the rows' keys at `positions` [B, R], over what was there."""
+        for index, (keys, values) in enumerate(rows.layers):
+            spot = positions[:, None, :, None].expand_as(keys)
+            self.keys[index].scatter_(2, spot, keys)
+            self.values[index].scatter_(2, spot, values)
 
-    def repeat(self, times: int) -> LayerCache:
-        """A copy with every sequence repeated `times` times in place."""
-        return LayerCache(
-            self.keys.repeat_interleave(times, dim=1), self.values.repeat_interleave(times, dim=1)
-        )
+    def before(self, starts: Tensor, rows: int) -> Seen:
+        """What `rows` rows of each sequence see: the positions before `starts` [B]."""
+        stored = torch.arange(self.keys.shape[3], device=starts.device)
+        visible = (stored < starts[:, None])[:, None].expand(-1, rows, -1)
+        return Seen(self, visible)
+
+
+def causal_rows(rows: int) -> Tensor:
+    """[1, R, R] bool: each row sees those up to itself."""
+    return torch.ones(1, rows, rows, dtype=torch.bool).tril()
 
 
 class LayerAttention(nn.Module):
-    """Attention of one layer; `cache` None attends over the rows themselves."""
+    """Grouped-query attention of one layer."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
@@ -117,22 +152,32 @@ class LayerAttention(nn.Module):
         else:
             self.q_norm = self.k_norm = nn.Identity()
 
+    def project(self, rows: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv heads, R, head_dim] of rows [B, R, H]."""
+        keys = self.k_norm(self._split(self.k_proj(rows))).transpose(1, 2)
+        values = self._split(self.v_proj(rows)).transpose(1, 2)
+        return rotate(keys, *rotary), values
+
     def forward(
         self,
         rows: Tensor,
         rotary: tuple[Tensor, Tensor],
         mask: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, int] | None,
+        seen: Sequence[tuple[Tensor, Tensor]],
+        recorded: RowKeys,
     ) -> Tensor:
-        """rows [B,R,H], mask [B,R,keys] -> [B,R,H]; keys are the cache's positions or the rows."""
-        q = rotate(self.q_norm(self._split(self.q_proj(rows))).transpose(1, 2), *rotary)
-        k = rotate(self.k_norm(self._split(self.k_proj(rows))).transpose(1, 2), *rotary)
-        v = self._split(self.v_proj(rows)).transpose(1, 2)
-        if cache is not None:
-            store, layer = cache
-            k, v = store.write(layer, positions, k, v)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=True)
+        """rows [B, R, H] -> [B, R, H].
+
+        seen: keys and values before the rows' own, in the order of mask [B, R, keys + R].
+        recorded: takes the rows' own.
+        """
+        queries = rotate(self.q_norm(self._split(self.q_proj(rows))).transpose(1, 2), *rotary)
+        own = self.project(rows, rotary)
+        recorded.layers.append(own)
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(*seen, own, strict=True))
+        out = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask[:, None], enable_gqa=True
+        )
         mixed: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return mixed
 
@@ -170,44 +215,43 @@ class DecoderLayer(nn.Module):
         rows: Tensor,
         rotary: tuple[Tensor, Tensor],
         mask: Tensor,
-        positions: Tensor,
-        cache: tuple[LayerCache, int] | None,
+        seen: Sequence[tuple[Tensor, Tensor]],
+        recorded: RowKeys,
     ) -> Tensor:
-        """rows [B,R,H] -> [B,R,H]."""
-        normed = self.input_layernorm(rows)
-        rows = rows + self.self_attn(normed, rotary, mask, positions, cache)
+        """rows [B, R, H] -> [B, R, H]; arguments as of `LayerAttention.forward`."""
+        rows = rows + self.self_attn(self.input_layernorm(rows), rotary, mask, seen, recorded)
         out: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return out
 
 
 class LayerStack(nn.Module):
-    """Consecutive layers; layer i uses entry `first_cache` + i of a LayerCache."""
+    """Consecutive layers, the first of which is layer `first` of the keys that its rows see."""
 
-    def __init__(self, shape: LayerShape, layers: int, first_cache: int = 0) -> None:
+    def __init__(self, shape: LayerShape, layers: int, first: int = 0) -> None:
         super().__init__()
-        self.shape, self.first_cache = shape, first_cache
+        self.shape, self.first = shape, first
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(layers))
 
     def forward(
         self,
         rows: Tensor,
         positions: Tensor,
-        cache: LayerCache | None = None,
-        mask: Tensor | None = None,
+        own: Tensor,
+        seen: Sequence[Seen] = (),
+        recorded: RowKeys | None = None,
     ) -> list[Tensor]:
-        """The rows' states after every layer, each [B,R,H].
+        """The rows' states after every layer, each [B, R, H].
 
-        rows [B,R,H], positions [B,R] int64. With a cache, rows are stored at their positions and
-        see all stored positions up to their own; without one, `mask` [B,R,R] says what they see.
+        rows [B, R, H]. positions [B, R] int64. own [B or 1, R, R] bool: which rows see which.
+        seen: other keys. recorded: gets the rows' keys and values.
         """
-        if mask is None:
-            assert cache is not None, "rows need a cache or a mask"
-            stored = torch.arange(cache.positions, device=rows.device)
-            mask = stored <= positions[:, :, None]
+        recorded = RowKeys() if recorded is None else recorded
+        own = own.expand(len(rows), -1, -1)
+        mask = torch.cat([*(part.visible for part in seen), own], dim=2)
         rotary = rotary_table(positions, self.shape.head_dim, self.shape.rope_theta)
         states = []
         for index, layer in enumerate(self.layers):
-            entry = None if cache is None else (cache, self.first_cache + index)
-            rows = layer(rows, rotary, mask, positions, entry)
+            keys = [part.keys.layer(self.first + index) for part in seen]
+            rows = layer(rows, rotary, mask, keys, recorded)
             states.append(rows)
         return states

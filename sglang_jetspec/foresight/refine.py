@@ -106,19 +106,6 @@ def refine(
     return Refined(drafts, logprobs, frozen, done)
 
 
-def noise_tokens(
-    history: Tensor, lengths: Tensor, count: int, generator: torch.Generator
-) -> Tensor:
-    """[B, count] tokens drawn uniformly from each sequence up to and including its anchor.
-
-    history: [B, C] int64 token ids. lengths: [B] tokens of each row that count, >= 1.
-    """
-    shape = (len(history), count)
-    uniform = torch.rand(shape, generator=generator, device=generator.device).to(history.device)
-    picked = (uniform * lengths[:, None]).long().clamp(max=history.shape[1] - 1)
-    return history.gather(1, picked.minimum(lengths[:, None] - 1))
-
-
 def _block(anchors: Tensor, drafts: Tensor) -> Tensor:
     return torch.cat([anchors[:, None], drafts], dim=1)
 

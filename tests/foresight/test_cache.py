@@ -10,6 +10,9 @@ def t(*values):
     return torch.tensor(values)
 
 
+LOGPROBS = -torch.arange(12.0).view(2, 3, 2)
+
+
 def filled() -> OutcomeCache:
     """Slots 1 and 3 of 5, three outcomes each; the third of slot 3 was dropped."""
     cache = OutcomeCache(slots=5, outcomes=3, drafts=2, device="cpu")
@@ -19,57 +22,46 @@ def filled() -> OutcomeCache:
         torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, float("-inf")]]),
     )
     blocks = torch.arange(12).view(2, 3, 2)
-    cache.put(t(1, 3), owners=t(100, 300), bases=t(40, 50), outcomes=outcomes, blocks=blocks)
+    cache.put(t(1, 3), bases=t(40, 50), outcomes=outcomes, blocks=blocks, logprobs=LOGPROBS)
     return cache
 
 
 def test_hit_returns_the_outcomes_block_once():
     cache = filled()
-    hit, blocks = cache.take(t(3, 1), t(300, 100), t(50, 40), t(2, 2), t(21, 11))
+    hit, blocks, logprobs = cache.take(t(3, 1), ends=t(53, 43), anchors=t(21, 11))
     assert hit.tolist() == [True, True]
     assert blocks.tolist() == [[8, 9], [2, 3]]
-    hit, _ = cache.take(t(3, 1), t(300, 100), t(50, 40), t(2, 2), t(21, 11))
-    assert not hit.any()
+    assert logprobs.tolist() == [[-8.0, -9.0], [-2.0, -3.0]]
+    assert not cache.take(t(3, 1), t(53, 43), t(21, 11))[0].any()
 
 
 def test_other_outcomes_miss_and_forget():
+    """Another accepted length, another bonus token."""
     cache = filled()
-    hit, blocks = cache.take(t(1, 3), t(100, 300), t(40, 50), t(0, 2), t(11, 19))
+    hit, blocks, logprobs = cache.take(t(1, 3), t(41, 53), t(11, 19))
     assert hit.tolist() == [False, False]
     assert blocks.tolist() == [[-1, -1], [-1, -1]]
-    hit, _ = cache.take(t(1), t(100), t(40), t(0), t(10))
-    assert not hit.any()
+    assert not logprobs.any()
+    assert not cache.take(t(1), t(41), t(10))[0].any()
 
 
 def test_dropped_outcomes_are_never_found():
-    hit, _ = filled().take(t(3), t(300), t(50), t(0), t(22))
-    assert not hit.any()
+    assert not filled().take(t(3), t(51), t(22))[0].any()
 
 
-def test_retraction_and_slot_reuse_invalidate():
-    """Another committed length, or another request in the slot."""
-    hit, _ = filled().take(t(1), t(100), t(41), t(0), t(10))
-    assert not hit.any()
-    hit, _ = filled().take(t(1), t(101), t(40), t(0), t(10))
-    assert not hit.any()
-
-
-def test_abort_drops_one_slot_only():
+def test_a_slot_is_dropped_alone():
     cache = filled()
     cache.drop(t(1))
-    hit, _ = cache.take(t(1, 3), t(100, 300), t(40, 50), t(0, 2), t(10, 20))
-    assert hit.tolist() == [False, True]
+    assert cache.take(t(1, 3), t(41, 53), t(10, 20))[0].tolist() == [False, True]
 
 
 def test_empty_slots_miss_whatever_is_asked():
     cache = OutcomeCache(slots=2, outcomes=2, drafts=2, device="cpu")
-    hit, _ = cache.take(t(0, 1), t(-1, 5), t(-1, 5), t(-1, 0), t(-1, 0))
-    assert not hit.any()
+    assert not cache.take(t(0, 1), t(-1, 5), t(-1, 0))[0].any()
 
 
 def test_fewer_outcomes_than_before_leave_nothing_behind():
     cache = filled()
     one = Outcomes(t(1).view(1, 1), t(9).view(1, 1), torch.zeros(1, 1))
-    cache.put(t(1), t(100), t(44), one, torch.tensor([[[7, 8]]]))
-    hit, _ = cache.take(t(1), t(100), t(44), t(2), t(11))
-    assert not hit.any()
+    cache.put(t(1), t(44), one, torch.tensor([[[7, 8]]]), torch.zeros(1, 1, 2))
+    assert not cache.take(t(1), t(47), t(11))[0].any()

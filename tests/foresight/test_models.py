@@ -16,8 +16,8 @@ from sglang_jetspec.foresight.adapter import (
     segments,
 )
 from sglang_jetspec.foresight.decoder import TargetSlice
-from sglang_jetspec.foresight.drafter import BlockDrafter, DraftContext
-from sglang_jetspec.foresight.layers import LayerShape
+from sglang_jetspec.foresight.drafter import BlockDrafter
+from sglang_jetspec.foresight.layers import KeyCache, LayerShape, RowKeys, Seen, causal_rows
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.reference import JetSpecHead
 
@@ -63,12 +63,20 @@ def counting(ids):
 def test_slice_continues_the_target(model, ids, states, first):
     hidden, logits = states
     part = TargetSlice.of_target(model, first)
-    cache = part.make_cache(2, 16)
-    final, layers = part(hidden[first], counting(ids), cache)
+    final, layers = part(hidden[first], counting(ids), causal_rows(12))
     torch.testing.assert_close(part.logits(final), logits, rtol=1e-4, atol=1e-4)
     if first == 0:
         torch.testing.assert_close(layers[2], hidden[3], rtol=1e-4, atol=1e-4)
     assert not any(p.requires_grad for p in part.parameters())
+
+
+def passed(part, rows, positions, cache):
+    """A pass of `part` behind the cached positions, whose keys are then cached too."""
+    recorded = RowKeys()
+    seen = [cache.before(positions[:, 0], rows.shape[1])]
+    final, _ = part(rows, positions, causal_rows(rows.shape[1]), seen, recorded)
+    cache.write(positions, recorded)
+    return final
 
 
 @torch.no_grad()
@@ -76,10 +84,10 @@ def test_cached_rows_give_what_one_pass_gives_and_stale_rows_are_overwritten(mod
     """Rows 8..11 first hold other tokens, as after a rejected draft."""
     hidden, logits = states
     part = TargetSlice.of_target(model, 0)
-    cache, positions = part.make_cache(2, 16), counting(ids)
-    part(hidden[0][:, :8], positions[:, :8], cache)
-    part(hidden[0][:, :4].flip(1), positions[:, 8:], cache)
-    final, _ = part(hidden[0][:, 8:10], positions[:, 8:10], cache)
+    cache, positions = KeyCache(part.stack.shape, 4, 2, 16), counting(ids)
+    passed(part, hidden[0][:, :8], positions[:, :8], cache)
+    passed(part, hidden[0][:, :4].flip(1), positions[:, 8:], cache)
+    final = passed(part, hidden[0][:, 8:10], positions[:, 8:10], cache)
     torch.testing.assert_close(part.logits(final), logits[:, 8:10], rtol=1e-4, atol=1e-4)
 
 
@@ -89,11 +97,27 @@ def test_adapter_with_every_layer_of_the_target_is_the_target(model, ids, states
     full = tuple(len(s) for s in segments(TAPS))
     assert full == (1, 2)
     adapter = initial_adapter(AdapterConfig(LayerShape.of_target(model), TAPS, full), model)
-    cache, positions = adapter.make_cache(2, 16), counting(ids)
     true = torch.cat([hidden[1], hidden[3]], dim=-1)
-    adapter.commit(hidden[0][:, :7], true[:, :7], positions[:, :7], cache)
-    predicted = adapter(hidden[0][:, 7:], positions[:, 7:], cache)
+    predicted = predict(adapter, hidden[0], true, 7, 12)
     torch.testing.assert_close(predicted, true[:, 7:], rtol=1e-4, atol=1e-4)
+
+
+def predict(adapter, embedded, true, front, end, given=()):
+    """States of rows front..end behind committed ones.
+
+    given: (start, end) of commits, one after the other; by default all at once.
+    """
+    positions = torch.arange(end).expand(len(embedded), -1)
+    cache = KeyCache(adapter.config.shape, adapter.layers, len(embedded), 16)
+    for start, stop in given or [(0, front)]:
+        seen = [cache.before(positions[:, start], stop - start)]
+        part = slice(start, stop)
+        own = causal_rows(stop - start)
+        _, keys = adapter(embedded[:, part], positions[:, part], own, seen, given=true[:, part])
+        cache.write(positions[:, part], keys)
+    seen = [cache.before(positions[:, front], end - front)]
+    own = causal_rows(end - front)
+    return adapter(embedded[:, front:end], positions[:, front:], own, seen)[0]
 
 
 @torch.no_grad()
@@ -101,23 +125,13 @@ def test_adapter_rows_do_not_see_later_drafts_and_commits_replace_predictions(mo
     hidden, _ = states
     torch.manual_seed(3)
     adapter = Adapter(AdapterConfig(LayerShape.of_target(model), TAPS, (1, 1))).eval()
-    true, positions = torch.cat([hidden[1], hidden[3]], dim=-1), counting(ids)
-    embedded = hidden[0]
-
-    def predict(front, rows, tokens):
-        cache = adapter.make_cache(2, 16)
-        adapter.commit(embedded[:, :front], true[:, :front], positions[:, :front], cache)
-        return cache, adapter(tokens, positions[:, front : front + rows], cache)
-
-    cache, whole = predict(6, 5, embedded[:, 6:11])
-    _, part = predict(6, 3, embedded[:, 6:9])
-    torch.testing.assert_close(whole[:, :3], part)
-    adapter.commit(embedded[:, 6:9], true[:, 6:9], positions[:, 6:9], cache)
-    after = adapter(embedded[:, 9:], positions[:, 9:], cache)
-    _, fresh = predict(9, 3, embedded[:, 9:])
-    torch.testing.assert_close(after, fresh)
-    _, without_truth = predict(6, 6, embedded[:, 6:])
-    assert not torch.allclose(after, without_truth[:, 3:], atol=1e-3)
+    embedded, true = hidden[0], torch.cat([hidden[1], hidden[3]], dim=-1)
+    whole = predict(adapter, embedded, true, 6, 11)
+    torch.testing.assert_close(whole[:, :3], predict(adapter, embedded, true, 6, 9))
+    in_parts = predict(adapter, embedded, true, 9, 12, given=[(0, 6), (6, 9)])
+    torch.testing.assert_close(in_parts, predict(adapter, embedded, true, 9, 12))
+    without_truth = predict(adapter, embedded, true, 6, 12)
+    assert not torch.allclose(in_parts, without_truth[:, 3:], atol=1e-3)
 
 
 def test_sizes_of_published_adapters():
@@ -176,57 +190,80 @@ HEAD = HeadConfig(
 
 @pytest.fixture(params=[False, True], ids=["in_place", "shift"])
 def drafting(request):
-    """A drafter with random weights, a context of random states, and block starts."""
+    """A head with random weights, its drafter, random states, and block starts."""
     torch.manual_seed(2)
     config = dataclasses.replace(HEAD, jetspec={"draft_shift": request.param})
     head = JetSpecHead(config).eval()
-    drafter = BlockDrafter(head, torch.randn(VOCAB, 32), torch.randn(VOCAB, 32))
+    embedding, lm_head = torch.randn(VOCAB, 32), torch.randn(VOCAB, 32)
+    drafter = BlockDrafter.of_head(head, embedding, lm_head)
     states = torch.randn(2, 20, 64)
-    starts = torch.tensor([9, 12])
-    valid = torch.arange(20) < starts[:, None]
-    return drafter, states, DraftContext(head.fuse(states), valid), starts
+    return head, drafter, states, torch.tensor([9, 12])
+
+
+def draft(drafter, states, starts, block, frozen, refreshed=None, blocks=1):
+    """`BlockDrafter.draft` of `blocks` equal blocks a request."""
+    positions = torch.arange(states.shape[1]).expand(len(states), -1)
+    visible = (positions < starts[:, None])[:, None].expand(-1, blocks * block.shape[1], -1)
+    seen = [Seen(drafter.context_keys(states, positions), visible)]
+    return drafter.draft(
+        block[:, None].expand(-1, blocks, -1),
+        starts[:, None].expand(-1, blocks),
+        seen,
+        frozen[:, None].expand(-1, blocks),
+        None if refreshed is None else refreshed.repeat(1, blocks, 1),
+    )
+
+
+def expected_rows(head, drafter, block, starts, states):
+    hidden = head(drafter.embed(block), starts[:, None], head.fuse(states))
+    hidden = hidden[:, :-1] if head.config.draft_shift else hidden[:, 1:]
+    return drafter.logits(hidden).log_softmax(-1).max(-1)
 
 
 @torch.no_grad()
-def test_plain_block_equals_the_heads_own_forward(drafting):
-    drafter, _, context, starts = drafting
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_plain_blocks_equal_the_heads_own_forward(drafting, blocks):
+    head, drafter, states, starts = drafting
     block = torch.randint(VOCAB, (2, 6))
-    tokens, logprobs = drafter.draft(context, starts, block, torch.zeros(2).long(), None)
-    hidden = drafter.head(drafter.embedding[block], starts[:, None], context.fused)
-    hidden = hidden[:, :-1] if drafter.head.config.draft_shift else hidden[:, 1:]
-    expected = (hidden @ drafter.lm_head.T).log_softmax(-1).max(-1)
-    assert torch.equal(tokens, expected.indices)
-    torch.testing.assert_close(logprobs, expected.values, rtol=1e-4, atol=1e-4)
+    tokens, logprobs = draft(drafter, states, starts, block, torch.zeros(2).long(), None, blocks)
+    expected = expected_rows(head, drafter, block, starts, states)
+    for index in range(blocks):
+        assert torch.equal(tokens[:, index], expected.indices)
+        torch.testing.assert_close(logprobs[:, index], expected.values, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
-def test_frozen_front_is_read_as_states_and_the_block_starts_behind_it(drafting):
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_frozen_front_is_read_as_states_and_the_block_starts_behind_it(drafting, blocks):
     """The same as a shorter block whose context holds the refreshed states."""
-    drafter, states, context, starts = drafting
+    head, drafter, states, starts = drafting
     block, refreshed = torch.randint(VOCAB, (2, 6)), torch.randn(2, 6, 64)
     frozen = torch.tensor([2, 3])
-    tokens, _ = drafter.draft(context, starts, block, frozen, refreshed)
+    tokens, _ = draft(drafter, states, starts, block, frozen, refreshed, blocks)
     for row in range(2):
-        start, skip = int(starts[row]), int(frozen[row])
-        known = torch.cat([states[row, :start], refreshed[row, :skip]])
-        fused = drafter.head.fuse(known)[None]
-        embedded = drafter.embedding[block[row, skip:]][None]
-        hidden = drafter.head(embedded, torch.tensor([[start + skip]]), fused)
-        hidden = hidden[:, :-1] if drafter.head.config.draft_shift else hidden[:, 1:]
-        expected = (hidden @ drafter.lm_head.T).argmax(-1)[0]
-        assert torch.equal(tokens[row, skip:], expected)
+        start, skip = starts[row], int(frozen[row])
+        known = torch.cat([states[row, :start], refreshed[row, :skip]])[None]
+        expected = expected_rows(head, drafter, block[None, row, skip:], start[None] + skip, known)
+        for index in range(blocks):
+            assert torch.equal(tokens[row, index, skip:], expected.indices[0])
 
 
 @torch.no_grad()
-def test_missing_positions_are_not_seen(drafting):
-    drafter, _, context, starts = drafting
+def test_invisible_positions_are_not_seen(drafting):
+    _, drafter, states, starts = drafting
     block, zero = torch.randint(VOCAB, (2, 6)), torch.zeros(2).long()
-    gap = starts[:, None] - torch.arange(1, 4)
-    stale = context.without(gap, torch.ones_like(gap, dtype=torch.bool))
-    before = drafter.draft(stale, starts, block, zero, None)
-    changed = DraftContext(context.fused.clone(), stale.valid)
-    changed.fused.scatter_(1, gap.unsqueeze(-1).expand(-1, -1, 32), 100.0)
-    after = drafter.draft(changed, starts, block, zero, None)
-    torch.testing.assert_close(before, after)
-    assert context.valid.sum() == starts.sum()
-    assert stale.valid.sum() == starts.sum() - 6
+    changed = states.where(torch.arange(20)[:, None] < starts[:, None, None], 100.0)
+    one, other = (draft(drafter, s, starts, block, zero) for s in (states, changed))
+    torch.testing.assert_close(one, other)
+
+
+@torch.no_grad()
+def test_the_drafter_shares_the_heads_weights(drafting):
+    head, drafter, states, starts = drafting
+    block, zero = torch.randint(VOCAB, (2, 6)), torch.zeros(2).long()
+    before, _ = draft(drafter, states, starts, block, zero)
+    for parameter in head.layers.parameters():
+        parameter.normal_()
+    after, _ = draft(drafter, states, starts, block, zero)
+    assert not torch.equal(before, after)
+    assert torch.equal(after[:, 0], expected_rows(head, drafter, block, starts, states).indices)

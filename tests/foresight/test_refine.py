@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_jetspec.foresight.refine import RefinePlan, noise_tokens, refine
+from sglang_jetspec.foresight.noise import noise_tokens, training_noise
+from sglang_jetspec.foresight.refine import RefinePlan, refine
 
 VOCAB = 23
 
@@ -147,8 +148,38 @@ def test_more_refreshes_than_passes_are_refused():
 def test_noise_comes_from_the_sequence_up_to_its_anchor():
     history = torch.tensor([[1, 2, 3, 99, 99], [7, 99, 99, 99, 99]])
     generator = torch.Generator().manual_seed(0)
-    noise = noise_tokens(history, torch.tensor([3, 1]), 3000, generator)
+    noise = training_noise(history, torch.tensor([3, 1]), 3000, generator)
     counts = torch.bincount(noise[0], minlength=4)
     assert counts[1:4].sum() == 3000
     assert (counts[1:4] > 900).all()
     assert (noise[1] == 7).all()
+
+
+def test_served_noise_is_drawn_from_the_text_up_to_the_anchor():
+    """Uniformly, from the committed tokens, the accepted drafts and the anchor, nothing else."""
+    history, starts = torch.arange(100, 120).expand(2, -1), torch.tensor([3, 0])
+    anchors = torch.tensor([[50], [51]])
+    first = noise_tokens(history, starts, anchors, 3000)
+    assert first.shape == (2, 1, 3000)
+    assert set(first[0].flatten().tolist()) == {100, 101, 102, 50}
+    assert set(first[1].flatten().tolist()) == {51}
+    counts = torch.bincount(first[0, 0])[torch.tensor([100, 101, 102, 50])]
+    assert (counts - 750).abs().max() < 100
+    block, lengths = torch.tensor([[50, 60, 61, 62], [51, 63, 64, 65]]), torch.tensor([[0, 2]] * 2)
+    bonus = torch.tensor([[70, 71], [72, 73]])
+    ahead = noise_tokens(history, starts, bonus, 3000, block, lengths)
+    assert set(ahead[0, 0].tolist()) == {100, 101, 102, 50, 70}
+    assert set(ahead[0, 1].tolist()) == {100, 101, 102, 50, 60, 61, 71}
+    assert set(ahead[1, 1].tolist()) == {51, 63, 64, 73}
+
+
+def test_served_noise_does_not_depend_on_neighbours():
+    history, starts = torch.randint(1000, (3, 40)), torch.tensor([7, 30, 12])
+    anchors = torch.randint(1000, (3, 1))
+    whole = noise_tokens(history, starts, anchors, 15)
+    for row in range(3):
+        part = slice(row, row + 1)
+        assert torch.equal(
+            whole[part], noise_tokens(history[part], starts[part], anchors[part], 15)
+        )
+    assert not torch.equal(whole[0], whole[1])

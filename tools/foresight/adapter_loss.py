@@ -44,7 +44,7 @@ def adapter_loss(
     is_given = torch.arange(batch.ids.shape[1], device=batch.ids.device) < front
     is_given = is_given.expand(len(batch.ids), -1)
     taps = batch.taps.to(scales.dtype)
-    predicted = adapter(embedded, batch.positions, mask=batch.mask, given=taps, is_given=is_given)
+    predicted, _ = adapter(embedded, batch.positions, batch.mask, given=taps, is_given=is_given)
     true, found = (x[:, front:] / scales for x in (taps, predicted))
     blocks = batch.weights.sum().clamp(min=1e-9)
     layers = len(adapter.config.target_layer_ids)
@@ -59,7 +59,7 @@ def adapter_loss(
 
     hidden = scales.shape[0] // layers
     deepest = torch.where(is_given.unsqueeze(-1), taps[..., -hidden:], predicted[..., -hidden:])
-    final, _ = decoder(deepest, batch.positions, mask=batch.mask)
+    final, _ = decoder(deepest, batch.positions, batch.mask)
     kl, agreement = weighted_kl(
         final[:, front:].flatten(0, 1),
         batch.finals.to(final.dtype).flatten(0, 1),

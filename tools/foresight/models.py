@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -13,6 +12,7 @@ from sglang_jetspec.foresight.adapter import load_adapter
 from sglang_jetspec.foresight.decoder import TargetSlice
 from sglang_jetspec.foresight.drafter import BlockDrafter
 from sglang_jetspec.foresight.drafting import ForesightDrafter
+from sglang_jetspec.foresight.layers import KeyCache
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.reference import load_reference_head
 
@@ -27,11 +27,25 @@ class Models:
     @property
     def head(self) -> HeadConfig:
         """The draft head's settings."""
-        return self.foresight.drafter.head.config
+        return self.foresight.drafter.config
+
+    @property
+    def decoded_from(self) -> int:
+        """The first target layer above the captured ones."""
+        return self.head.target_layer_ids[-1] + 1
+
+    def make_caches(self, batch: int, positions: int) -> tuple[KeyCache, KeyCache, KeyCache | None]:
+        """Empty caches for the keys of target, head and adapter."""
+        target, head, adapter = self.target, self.foresight.drafter.layers, self.foresight.adapter
+        return (
+            KeyCache(target.stack.shape, len(target.stack.layers), batch, positions),
+            KeyCache(head.shape, len(head.layers), batch, positions),
+            adapter and KeyCache(adapter.config.shape, adapter.layers, batch, positions),
+        )
 
     def embed(self, ids: Tensor) -> Tensor:
         """[...] ids -> [..., H]."""
-        return F.embedding(ids, self.foresight.embedding)
+        return self.foresight.drafter.embed(ids)
 
     def captured(self, states: list[Tensor]) -> Tensor:
         """States after every target layer -> [B, R, T*H] captured ones."""
@@ -61,7 +75,7 @@ def assemble_models(
     embedding = model.get_input_embeddings().weight.detach()
     lm_head = model.get_output_embeddings().weight.detach()
     rows = lm_head if draft_token_ids is None else lm_head[draft_token_ids.long()]
-    drafter = BlockDrafter(reference, embedding, rows, draft_token_ids)
+    drafter = BlockDrafter.of_head(reference, embedding, rows, draft_token_ids)
     decoder = TargetSlice.of_target(model, taps[-1] + 1)
-    foresight = ForesightDrafter(drafter, decoder, loaded, embedding)
+    foresight = ForesightDrafter(drafter, decoder, loaded)
     return Models(TargetSlice.of_target(model, 0), foresight)

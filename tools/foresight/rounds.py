@@ -12,7 +12,7 @@ Shapes: B requests, g drafts, P positions, T captured layers, H hidden, V vocabu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from sglang_jetspec.foresight.cache import OutcomeCache
 from sglang_jetspec.foresight.calibration import Evidence
+from sglang_jetspec.foresight.drafting import Context, Part, Prediction
+from sglang_jetspec.foresight.layers import LaterLayers, RowKeys, causal_rows
 from sglang_jetspec.foresight.refine import Refined, RefinePlan
 from sglang_jetspec.foresight.selection import RULES, RuleSettings
 from sglang_jetspec.tools.foresight.models import Models
@@ -85,37 +87,32 @@ class Session:
     ) -> None:
         self.models, self.plan, self.foresight = models, plan, models.foresight
         self.generator = torch.Generator().manual_seed(seed)
-        count, self.rows = len(prompts), models.foresight.rows
+        count, self.rows = len(prompts), models.head.block_size
         self.base = torch.tensor([len(prompt) for prompt in prompts])  # the anchor's position
         self.limit = self.base + limit
         positions = int(self.base.max()) + limit + 2 * self.rows + 1
-        history = torch.zeros(count, positions, dtype=torch.long)
+        self.history = torch.zeros(count, positions, dtype=torch.long)
         for row, prompt in enumerate(prompts):
-            history[row, : len(prompt)] = torch.tensor(prompt)
-        self.state = models.foresight.make_state(history)
-        self.target_cache = models.target.make_cache(count, positions)
+            self.history[row, : len(prompt)] = torch.tensor(prompt)
+        self.target_keys, self.head_keys, self.adapter_keys = models.make_caches(count, positions)
         self.cache = OutcomeCache(count, plan.outcomes, self.rows - 1, "cpu")
         self.sampling = _sampling(plan.temperature, count)
         self._prefill()
-
-    @property
-    def history(self) -> Tensor:
-        """[B, P] tokens; committed up to `base`."""
-        return self.state.history
 
     @torch.inference_mode()
     def play(self, eos: int | None = None) -> Iterator[Round]:
         """Rounds until every request has its tokens (or `eos`)."""
         live = torch.ones(len(self.base), dtype=torch.bool)
-        block = self._draft(self.plan.refine)
+        block = self._draft(self.plan.refine, self._context())
         while live.any():
-            positions = self.foresight.block_positions(self.base)
+            positions = self.base[:, None] + torch.arange(self.rows)
             anchors = self.history.gather(1, self.base[:, None])
             rows = torch.cat([anchors, block.drafts], dim=1)
-            predicted, evidence = self._foresee(rows, positions, block)
+            found, evidence = self._foresee(rows, block)
             states, lengths, bonus = self._verify(rows, positions)
             shown = evidence if self.plan.collect_evidence else None
             yield Round(lengths, bonus, live.clone(), block.cached, shown)
+            before = self._context()
             self._write_text(rows, positions, live)
             self.base = self.base + lengths + 1
             self._write_text(bonus[:, None], self.base[:, None], live)
@@ -124,66 +121,75 @@ class Session:
                 done |= self._committed_eos(positions, lengths, eos)
             live &= ~done
             self.base = self.base.where(live, positions[:, 0])
-            block = self._next_block(states, predicted, positions, lengths, bonus)
+            waiting = self._waiting(before, found, positions, lengths)
+            self._commit(before, states, positions)
+            block = waiting or self._late(bonus)
 
-    def _foresee(
-        self, rows: Tensor, positions: Tensor, block: Block
-    ) -> tuple[Tensor | None, Evidence | None]:
+    def _context(self) -> Context:
+        """The committed positions."""
+        stored = torch.arange(self.history.shape[1])
+        decoder = LaterLayers(self.target_keys, self.models.decoded_from)
+        visible = (stored < self.base[:, None])[:, None]
+        return [Part(self.head_keys, decoder, self.adapter_keys, visible)]
+
+    def _foresee(self, rows: Tensor, block: Block) -> tuple[Prediction | None, Evidence | None]:
         """What is known before verification ends: predicted states and the decoder's law.
 
         With a cache, the selected outcomes are drafted into it.
         """
+        plan, context, starts = self.plan, self._context(), self.base[:, None]
         if self.foresight.adapter is None:
             return None, None
-        predicted = self.foresight.predict(self.state, rows, positions)
-        logits = self.foresight.decode(self.state, predicted, positions)
-        if not self.plan.collect_evidence and not self.plan.outcomes:
-            return predicted, None
-        evidence = Evidence(block.drafts, block.logprobs, self._law(logits))
-        if self.plan.outcomes:
-            plan, slots = self.plan, torch.arange(len(rows))
+        found = self.foresight.predict(context, rows[:, None], starts)
+        if not plan.collect_evidence and not plan.outcomes:
+            return found, None
+        evidence = Evidence(block.drafts, block.logprobs, self._law(found.logits))
+        if plan.outcomes:
             outcomes = RULES[plan.rule](evidence, plan.outcomes, plan.settings)
-            blocks = self.foresight.draft_ahead(
-                self.state, self.base, rows, predicted, outcomes, plan.refine, self.generator
+            initial = self.foresight.initial(
+                self.history, self.base, outcomes.anchors, self.rows - 1, rows, outcomes.lengths
             )
-            self.cache.put(slots, slots, self.base, outcomes, blocks)
-        return predicted, evidence
+            ahead = self.foresight.draft_ahead(
+                context, starts, found, outcomes, initial, plan.refine
+            )
+            shape = (*outcomes.lengths.shape, self.rows - 1)
+            blocks, logprobs = ahead.drafts.view(shape), ahead.logprobs.view(shape)
+            self.cache.put(torch.arange(len(rows)), self.base, outcomes, blocks, logprobs)
+        return found, evidence
 
-    def _next_block(
-        self,
-        states: Tensor,
-        predicted: Tensor | None,
-        positions: Tensor,
-        lengths: Tensor,
-        bonus: Tensor,
-    ) -> Block:
-        """The block behind the outcome; the true states are committed before or after."""
-        kind, state = self.plan.states, self.state
-        if kind == "cached":
-            slots = torch.arange(len(lengths))
-            hit, drafts = self.cache.take(slots, slots, positions[:, 0], lengths, bonus)
-            self.foresight.commit(state, states, positions)
-            missed = self._draft(self.plan.miss)
-            drafts = drafts.where(hit[:, None], missed.drafts)
-            logprobs = missed.logprobs.masked_fill(hit[:, None], 0.0)
-            return Block(drafts, logprobs, hit)
-        if kind == "true":
-            self.foresight.commit(state, states, positions)
-            return self._draft(self.plan.refine)
-        if kind == "predicted":
-            assert predicted is not None, "predicted states need an adapter"
-            state.context.write(positions, self.foresight.drafter.head.fuse(predicted))
-            block = self._draft(self.plan.refine)
-        else:
-            kept = state.context
-            state.context = kept.without(positions, torch.arange(self.rows) <= lengths[:, None])
-            block = self._draft(self.plan.refine)
-            state.context = kept
-        self.foresight.commit(state, states, positions)
-        return block
+    def _waiting(
+        self, before: Context, found: Prediction | None, positions: Tensor, lengths: Tensor
+    ) -> Block | None:
+        """The block behind the outcome, drafted before the true states come; None: it is late."""
+        if self.plan.states not in ("predicted", "stale"):
+            return None
+        assert found is not None, "predicted states need an adapter"
+        suffix = self.foresight.suffix(found, positions[:, :1], lengths[:, None])
+        if self.plan.states == "stale":
+            suffix = replace(suffix, head=None)
+        return self._draft(self.plan.refine, [*before, suffix])
 
-    def _draft(self, plan: RefinePlan) -> Block:
-        return Block.of(self.foresight.draft(self.state, self.base, plan, self.generator))
+    def _late(self, bonus: Tensor) -> Block:
+        """The block behind the outcome, cached or drafted behind the true states."""
+        if self.plan.states != "cached":
+            return self._draft(self.plan.refine, self._context())
+        hit, drafts, logprobs = self.cache.take(torch.arange(len(bonus)), self.base, bonus)
+        missed = self._draft(self.plan.miss, self._context())
+        drafts = drafts.where(hit[:, None], missed.drafts)
+        return Block(drafts, logprobs.where(hit[:, None], missed.logprobs), hit)
+
+    def _draft(self, plan: RefinePlan, context: Context) -> Block:
+        anchors = self.history.gather(1, self.base[:, None])
+        initial = self.foresight.initial(self.history, self.base, anchors, self.rows - 1)
+        return Block.of(self.foresight.draft(context, anchors, self.base[:, None], initial, plan))
+
+    def _commit(self, before: Context, states: Tensor, positions: Tensor) -> None:
+        """Keys of true `states` [B, R, T*H], whose target keys are in place."""
+        tokens = self.history.gather(1, positions)
+        self.head_keys.write(positions, self.foresight.drafter.context_keys(states, positions))
+        if self.adapter_keys is not None:
+            keys = self.foresight.adapter_keys(before, tokens, states, positions)
+            self.adapter_keys.write(positions, keys)
 
     def _law(self, logits: Tensor) -> Tensor:
         """The decoder's law for scores; greedy requests are scored at temperature 1.
@@ -196,12 +202,20 @@ class Session:
 
     def _verify(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """True states of the block, the accepted drafts k and the bonus token."""
-        models = self.models
-        final, layers = models.target(models.embed(rows), positions, self.target_cache)
-        choices = target_choices(models.target.logits(final), self.sampling, self.generator)
+        final, states = self._run_target(rows, positions)
+        choices = target_choices(self.models.target.logits(final), self.sampling, self.generator)
         lengths = (choices[:, :-1] == rows[:, 1:]).long().cumprod(1).sum(1)
         bonus = choices.gather(1, lengths[:, None]).squeeze(1)
-        return models.captured(layers), lengths, bonus
+        return states, lengths, bonus
+
+    def _run_target(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Final and captured states of rows behind the positions before them."""
+        models, recorded = self.models, RowKeys()
+        seen = self.target_keys.before(positions[:, 0], rows.shape[1])
+        own = causal_rows(rows.shape[1])
+        final, layers = models.target(models.embed(rows), positions, own, [seen], recorded)
+        self.target_keys.write(positions, recorded)
+        return final, models.captured(layers)
 
     def _write_text(self, tokens: Tensor, positions: Tensor, live: Tensor) -> None:
         """Requests that have ended keep theirs while the others go on."""
@@ -215,14 +229,18 @@ class Session:
     @torch.inference_mode()
     def _prefill(self) -> None:
         """Run the prompts; the first token after them is committed outside of any round."""
-        width, models = int(self.base.max()), self.models
+        width = int(self.base.max())
         positions = torch.arange(width).expand(len(self.base), -1)
-        prompt = self.history[:, :width]
-        final, layers = models.target(models.embed(prompt), positions, self.target_cache)
+        nothing = Part(self.head_keys, None, self.adapter_keys, _nothing(self.history))
+        final, states = self._run_target(self.history[:, :width], positions)
         last = final.gather(1, (self.base - 1)[:, None, None].expand(-1, 1, final.shape[-1]))
-        first = target_choices(models.target.logits(last), self.sampling, self.generator)
+        first = target_choices(self.models.target.logits(last), self.sampling, self.generator)
         self.history.scatter_(1, self.base[:, None], first)
-        self.foresight.commit(self.state, models.captured(layers), positions)
+        self._commit([nothing], states, positions)
+
+
+def _nothing(history: Tensor) -> Tensor:
+    return torch.zeros(len(history), 1, history.shape[1], dtype=torch.bool)
 
 
 def _sampling(temperature: float, count: int) -> Sampling:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sglang_jetspec.foresight.refine import noise_tokens
+from sglang_jetspec.foresight.noise import training_noise
 from sglang_jetspec.heads.format import HeadConfig
 from sglang_jetspec.heads.reference import block_ids
 
@@ -64,7 +64,7 @@ class TokenInputs:
         clean = torch.randint(1, max(longest, 1) + 1, (count,), generator=generator)
         clean *= torch.rand(count, generator=generator) >= self.noised_share
         clean = clean.clamp(max=longest)
-        noise = noise_tokens(text.expand(count, -1), anchors + 1, size, generator)
+        noise = training_noise(text.expand(count, -1), anchors + 1, size, generator)
         slots = torch.arange(size)
         following = anchors[:, None] + slots
         shown = (slots <= clean[:, None]) & (following < len(text))

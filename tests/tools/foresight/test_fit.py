@@ -113,7 +113,10 @@ def target(tiny_target, tmp_path_factory):
     tokenizer = train_tokenizer(seed=0)
     config = tiny_target.config.to_dict() | {"vocab_size": len(tokenizer)}
     torch.manual_seed(0)
-    save_target(type(tiny_target)(type(tiny_target.config)(**config)), tokenizer, folder)
+    model = type(tiny_target)(type(tiny_target.config)(**config))
+    with torch.no_grad():
+        model.lm_head.weight[:8] *= 4  # the head reads it too, and hits these tokens at times
+    save_target(model, tokenizer, folder)
     prompts = folder.parent / "prompts.jsonl"
     rows = [{"id": str(i), "prompt": f"Add {i} and {2 * i}."} for i in range(12)]
     prompts.write_text("\n".join(map(json.dumps, rows)))

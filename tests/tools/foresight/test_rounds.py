@@ -88,35 +88,32 @@ def test_cached_blocks_leave_the_greedy_text(make_models, greedy_text, rule, out
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("token_input", [False, True])
 @pytest.mark.parametrize("plan", ["J0", "J1", "J2-R2"])
-def test_a_batch_of_outcomes_drafts_what_each_alone_would(make_models, plan):
-    """Blocks behind every outcome equal those of a state that holds this outcome only."""
-    models = make_models("random", token_input=False)
+def test_a_batch_of_outcomes_drafts_what_each_alone_would(make_models, plan, token_input):
+    """Blocks behind every outcome equal those behind the predicted rows of this outcome only."""
+    models = make_models("random", token_input=token_input)
     session = Session(models, RoundPlan(RefinePlan(0, 0)), PROMPTS, TOKENS, seed=0)
-    foresight, state, starts = models.foresight, session.state, session.base
-    positions = foresight.block_positions(starts)
-    drafts = foresight.draft(state, starts, RefinePlan(0, 0), session.generator).drafts
-    block = torch.cat([state.history.gather(1, starts[:, None]), drafts], dim=1)
-    states = foresight.predict(state, block, positions)
-    foresight.decode(state, states, positions)
+    foresight, starts, context = models.foresight, session.base[:, None], session._context()
+    anchors = session.history.gather(1, starts)
+    drafts = session._draft(RefinePlan(0, 0), context).drafts
+    block = torch.cat([anchors, drafts], dim=1)
+    predicted = foresight.predict(context, block[:, None], starts)
     lengths = torch.tensor([[0, 2, 4]]).expand(3, -1)
     anchors = torch.tensor([[7, 8, 9]]).expand(3, -1)
     outcomes = Outcomes(lengths, anchors, torch.zeros(3, 3))
-    before = state.history.clone(), state.context.fused.clone(), state.adapter_cache.keys.clone()
     refinement = parse_plan(plan)
-    found = foresight.draft_ahead(
-        state, starts, block, states, outcomes, refinement, session.generator
-    )
-    assert torch.equal(before[0], state.history)
-    assert torch.equal(before[1], state.context.fused)
-    assert torch.equal(before[2], state.adapter_cache.keys)
+    initial = foresight.initial(session.history, starts[:, 0], anchors, 4, block, lengths)
+    found = foresight.draft_ahead(context, starts, predicted, outcomes, initial, refinement)
+    found = found.drafts.view(3, 3, -1)
     for index, (k, a) in enumerate(((0, 7), (2, 8), (4, 9))):
-        alone = state.repeat(1)
-        accepted = positions[:, : k + 1]
-        alone.history.scatter_(1, accepted, block[:, : k + 1])
-        alone.history.scatter_(1, accepted[:, -1:] + 1, torch.full((3, 1), a))
-        alone.context.write(accepted, foresight.drafter.head.fuse(states[:, : k + 1]))
-        expected = foresight.draft(alone, starts + k + 1, refinement, session.generator)
+        text = session.history.scatter(1, starts + torch.arange(5), block)
+        text = text.scatter(1, starts + k + 1, a)
+        anchor, start = torch.full((3, 1), a), starts + k + 1
+        alone = foresight.initial(text, start[:, 0], anchor, 4)
+        assert torch.equal(initial[:, index], alone[:, 0])
+        suffix = foresight.suffix(predicted, starts, torch.full((3, 1), k))
+        expected = foresight.draft([*context, suffix], anchor, start, alone, refinement)
         assert torch.equal(found[:, index], expected.drafts)
     assert not torch.equal(found[:, 0], found[:, 2])
 
