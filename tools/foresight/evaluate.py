@@ -10,6 +10,7 @@ one JSON line.
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,13 +172,18 @@ class Evaluation:
                 continue
             hit.append(committed[played.live & played.cached])
             miss.append(committed[played.live & ~played.cached])
-        parts = [torch.cat(part) for part in (first, hit, miss)]
+        hits, misses = (sum(map(len, part)) for part in (hit, miss))
         return {
-            "acceptance_length": round(float(torch.cat(parts).mean()), 3),
-            "hit_acceptance_length": round(float(parts[1].mean()), 3),
-            "miss_acceptance_length": round(float(parts[2].mean()), 3),
-            "hit_rate": round(len(parts[1]) / max(len(parts[1]) + len(parts[2]), 1), 4),
+            "acceptance_length": mean([*first, *hit, *miss]),
+            "hit_acceptance_length": mean(hit),
+            "miss_acceptance_length": mean(miss),
+            "hit_rate": round(hits / max(hits + misses, 1), 4),
         }
+
+
+def mean(parts: list[torch.Tensor]) -> float:
+    """Mean of all values, NaN where there are none (prompts that end in the first round)."""
+    return round(float(torch.cat(parts).mean()), 3) if parts else math.nan
 
 
 def evaluate(config: EvaluateConfig) -> dict[str, object]:

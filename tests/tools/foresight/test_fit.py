@@ -115,7 +115,7 @@ def target(tiny_target, tmp_path_factory):
     torch.manual_seed(0)
     model = type(tiny_target)(type(tiny_target.config)(**config))
     with torch.no_grad():
-        model.lm_head.weight[:8] *= 4  # the head reads it too, and hits these tokens at times
+        model.lm_head.weight[20:28] *= 4  # the head reads it too, and hits these tokens at times
     save_target(model, tokenizer, folder)
     prompts = folder.parent / "prompts.jsonl"
     rows = [{"id": str(i), "prompt": f"Add {i} and {2 * i}."} for i in range(12)]
