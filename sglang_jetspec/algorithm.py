@@ -201,8 +201,11 @@ def validate_server_args(args: Any) -> None:
     ):
         value = getattr(args, name)
         _refuse(bool(value), "--" + name.replace("_", "-"), value, fix)
-    folder, head, _ = resolve_head_options(args)
+    folder, head, options = resolve_head_options(args)
     check_tensors(folder, head)
+    if options.foresight is not None:
+        fix = "the networks of JetSpec++ are held whole; use 1, or passes=0 and outcomes=0."
+        _refuse(args.tp_size != 1, "--tp-size", args.tp_size, fix)
     if head.correction is not None:
         fix = f"the sequential part of a {head.kind} head reads the whole vocabulary; use 1."
         _refuse(args.tp_size != 1, "--tp-size", args.tp_size, fix)

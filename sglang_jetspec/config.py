@@ -5,8 +5,9 @@ Sources, first one that sets an option wins:
 1. SGLang's own flags: ``--speculative-num-draft-tokens`` (tree budget, root included),
    ``--speculative-eagle-topk`` (width), ``--speculative-num-steps`` (depth);
 2. the ``jetspec`` block of the head's ``config.json``;
-3. the environment: ``SGLANG_JETSPEC_NUM_DRAFT_TOKENS``, ``..._WIDTH``, ``..._DEPTH``, ``..._TREE``
-   and ``..._TREE_OPTIONS`` (a JSON object);
+3. the environment: ``SGLANG_JETSPEC_NUM_DRAFT_TOKENS``, ``..._WIDTH``, ``..._DEPTH``, ``..._TREE``,
+   ``..._TREE_OPTIONS`` (a JSON object), and for JetSpec++ ``..._PASSES``, ``..._REFRESHES``,
+   ``..._OUTCOMES``, ``..._RULE`` and ``..._MAX_FORESIGHT_BLOCKS``;
 4. defaults that follow the device and the head's block size.
 """
 
@@ -18,6 +19,11 @@ from typing import Any
 
 import msgspec
 
+from sglang_jetspec.foresight.options import (
+    FORESIGHT_DEFAULTS,
+    ForesightOptions,
+    foresight_options,
+)
 from sglang_jetspec.heads.format import HeadConfig
 from sglang_jetspec.trees import TREE_BUILDERS, TreeBuilder, max_nodes, tree_builder
 
@@ -44,6 +50,11 @@ class PartialOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     depth: int | None = None
     tree: str | None = None
     tree_options: dict[str, Any] | None = None
+    passes: int | None = None
+    refreshes: int | None = None
+    outcomes: int | None = None
+    rule: str | None = None
+    max_foresight_blocks: int | None = None
 
 
 class HeadBlock(PartialOptions, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +75,7 @@ class Options(msgspec.Struct, frozen=True):
     tree_options: the builder's parameters.
     idle_rows: rows of a draft pass that draft nothing, see ``HeadConfig``.
     block_size: rows of one draft pass, for most heads D + 1 (the anchor and D masks).
+    foresight: how JetSpec++ drafts; None where one pass of the head makes the tree.
     """
 
     num_draft_tokens: int
@@ -72,6 +84,7 @@ class Options(msgspec.Struct, frozen=True):
     tree: str
     tree_options: dict[str, Any] = {}
     idle_rows: int = 1
+    foresight: ForesightOptions | None = None
 
     @property
     def block_size(self) -> int:
@@ -134,12 +147,6 @@ def resolve_options(
     verify pass of 64 nodes costs about as much as one of a single token.
     """
     block = _decode("the head's config.json, block jetspec", head.jetspec, HeadBlock)
-    if head.token_input or head.draft_shift:
-        raise OptionError(
-            "jetspec.token_input or jetspec.draft_shift is true in the head's config.json: a "
-            "JetSpec++ head, whose blocks hold tokens; the server drafts from masks. Serve a head "
-            "trained without them."
-        )
     sources = (flags or PartialOptions(), block, read_environment(environ))
 
     def first(name: str) -> Any:
@@ -153,7 +160,13 @@ def resolve_options(
     except ValueError as error:
         raise OptionError(str(error)) from None
     longest = head.max_depth
-    width = _width(head, builder, name, width, on_cpu)
+    foresight = _foresight(head, {key: first(key) for key in FORESIGHT_DEFAULTS}, name)
+    width = _width(head, builder, name, 1 if foresight and width is None else width, on_cpu)
+    if foresight is not None and width != 1:
+        raise OptionError(
+            f"{_named('width', width)}: refined and foreseen blocks are chains; use "
+            "--speculative-eagle-topk 1, or leave SGLANG_JETSPEC_PASSES and _OUTCOMES at 0."
+        )
     if nodes is None:
         nodes = min(8 if on_cpu else 64, 1 + longest if width == 1 else MAX_NODES)
     if not 2 <= nodes <= MAX_NODES:
@@ -176,7 +189,30 @@ def resolve_options(
         tree=name,
         tree_options=options,
         idle_rows=head.idle_rows,
+        foresight=foresight,
     )
+
+
+def _foresight(head: HeadConfig, given: dict[str, Any], tree: str) -> ForesightOptions | None:
+    """JetSpec++'s options, or None where it is off; refuses what does not go together."""
+    try:
+        options = foresight_options(given)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    if options is None:
+        return None
+    if options.passes and not head.token_input:
+        raise OptionError(
+            f"passes={options.passes}: this head reads masks (jetspec.token_input is not true in "
+            "its config.json) and cannot read its own guesses. Use 0, or a head trained with "
+            "`jetspec train --token-input`."
+        )
+    if not head.causal or head.correction is not None or tree not in ("best_first", "chain"):
+        raise OptionError(
+            f"passes={options.passes}, outcomes={options.outcomes}: JetSpec++ drafts chains with "
+            f"causal JetSpec heads, this is tree={tree!r} with a {head.kind} head. Leave both at 0."
+        )
+    return options
 
 
 def _width(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.distributed import get_tp_group
@@ -25,7 +25,11 @@ from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import HeadConfig, HeadError
 from sglang_jetspec.heads.jetspec import JetSpecDraftModel, JetSpecDraftWorker
 from sglang_jetspec.request_state import RequestState
+from sglang_jetspec.request_text import RequestText
 from sglang_jetspec.steps import round_steps
+
+if TYPE_CHECKING:
+    from sglang_jetspec.foresight_rounds import ForesightRounds
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +80,12 @@ class SpecWorkerBase(BaseSpecWorker):
 
     The draft's KV pool has the target's slot numbers (allocator and request table are shared),
     so that a prefix-cache hit brings the head's KV along.
+
+    text: the requests' tokens, for heads that read tokens. foresight: JetSpec++, where asked for.
     """
+
+    text: RequestText | None = None
+    foresight: ForesightRounds | None = None
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         super().__init__()
@@ -174,11 +183,19 @@ class SpecWorkerBase(BaseSpecWorker):
         self.req_to_token_pool = req_to_token_pool
         slots = len(req_to_token_pool.req_to_token)
         self.requests = RequestState(slots, self.options.depth, self.device)
+        if self.head.token_input:
+            self.text = RequestText(slots, req_to_token_pool.req_to_token.shape[1], self.device)
         with draft_tp_context(self.draft_parallel_layout):
             self._draft_worker.alloc_memory_pool(
                 memory_pool_config=memory_pool_config,
                 req_to_token_pool=req_to_token_pool,
                 token_to_kv_pool_allocator=token_to_kv_pool_allocator,
+            )
+        if self.options.foresight is not None:
+            from sglang_jetspec.foresight_rounds import make_foresight
+
+            self.foresight = make_foresight(
+                self, self.options.foresight, req_to_token_pool.req_to_token, self.text
             )
 
     def init_attention_backends(self) -> None:
@@ -188,6 +205,7 @@ class SpecWorkerBase(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         """Capture the draft pass, trees included, per bucket, where the target's verify pass is."""
         capture = not self.on_cpu and decode_graphs(self.model_runner) is not None
+        capture &= self.foresight is None
         if capture:
             self.draft_runner.capture_tail_hooks.append(self.graphed_trees.capture)
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):

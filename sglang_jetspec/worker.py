@@ -21,6 +21,7 @@ from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_inf
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_jetspec.backends.tree_mask import verify_mask
+from sglang_jetspec.foresight.noise import noise_tokens
 from sglang_jetspec.grammar import node_masks
 from sglang_jetspec.lifecycle import SpecWorkerBase, decode_graphs
 from sglang_jetspec.logprobs import write_logprobs
@@ -69,6 +70,10 @@ class JetSpecWorker(SpecWorkerBase):
         if on_publish is not None:
             on_publish(batch.seq_lens)
         features, result.logits_output.hidden_states = result.logits_output.hidden_states, None
+        if self.text is not None:
+            self.text.begin(batch, result.next_token_ids)
+        if self.foresight is not None:
+            self.foresight.begin(batch, features)
         lengths = zip(batch.prefix_lens, batch.extend_lens, strict=True)
         positions = torch.cat(
             [torch.arange(start, start + n, device=self.device) for start, n in lengths]
@@ -113,19 +118,27 @@ class JetSpecWorker(SpecWorkerBase):
             write_virtual=window.slots.reshape(-1),
             read_extent=self.options.num_draft_tokens,
         )
-        tree = self._draft(batch, roots, window)
+        if self.foresight is None:
+            tree, context = self._draft(batch, roots, window), ()
+        else:
+            tree, context = self.foresight.propose(batch, roots, window)
         build_masks = node_masks(batch, tree, grammar_barrier)
         target = self._verify(batch, tree, window, plan)
         logits = target.logits_output.next_token_logits.view(*tree.tokens.shape, -1)
         self.requests.adjust(batch, tree, logits, build_masks and build_masks())
         acceptance = self._accept(batch, tree, logits)
         self.requests.advance(batch, acceptance)
+        if self.text is not None:
+            self.text.advance(batch, acceptance)
         new_seq_lens = batch.seq_lens + acceptance.lengths
         if on_publish is not None:
             on_publish(new_seq_lens)
         if batch.return_logprob:
             write_logprobs(batch, target.logits_output, acceptance, logits.shape[1])
-        self._commit(window, acceptance, target.logits_output.hidden_states)
+        features = target.logits_output.hidden_states
+        self._commit(window, acceptance, features)
+        if self.foresight is not None:
+            self.foresight.commit(context, tree, acceptance, features, window)
         target.logits_output.hidden_states = None
         last = (acceptance.lengths - 1).unsqueeze(1)
         return GenerationBatchResult(
@@ -146,10 +159,15 @@ class JetSpecWorker(SpecWorkerBase):
         )
 
     def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> DraftTree:
-        """One pass of the head over [root, mask, ...], and the tree of its rows."""
+        """One pass of the head over [root, mask or noise, ...], and the tree of its rows."""
         rows = self.options.block_size
-        block = roots.new_full((len(roots), rows), self.head.mask_token_id)
-        block[:, 0] = roots
+        if self.text is None:
+            block = roots.new_full((len(roots), rows), self.head.mask_token_id)
+            block[:, 0] = roots
+        else:
+            anchors = roots.unsqueeze(1)
+            noise = noise_tokens(self.text.rows(batch), batch.seq_lens, anchors, rows - 1)
+            block = torch.cat([anchors, noise.squeeze(1)], dim=1)
         forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
             batch_size=len(roots),

@@ -91,7 +91,7 @@ class HeadConfig:
     @property
     def idle_rows(self) -> int:
         """Rows of a block that draft nothing: a pass of `idle_rows + D` rows drafts D tokens."""
-        return 1 if self.correction is None else self.correction.idle_rows
+        return self.first_row if self.correction is None else self.correction.idle_rows
 
     @property
     def max_depth(self) -> int:
