@@ -10,6 +10,7 @@ from sglang_jetspec.config import (
     read_environment,
     resolve_options,
 )
+from sglang_jetspec.foresight.options import ForesightOptions
 from sglang_jetspec.heads.format import parse_head_config
 
 RAW = {
@@ -125,11 +126,46 @@ def test_unknown_keys_and_values_are_refused():
     assert read_environment({"SGLANG_JETSPEC_CACHE": "x", "PATH": "y"}) == PartialOptions()
 
 
-@pytest.mark.parametrize("key", ["token_input", "draft_shift"])
-def test_heads_that_draft_from_tokens_are_not_served_from_masks(key):
-    with pytest.raises(OptionError, match="the server drafts from masks"):
-        resolve(head(jetspec={key: True}))
-    resolve(head(jetspec={key: False}))
+PLUS_PLUS = {"token_input": True, "draft_shift": True}
+
+
+def test_a_token_head_drafts_trees_unless_asked_to_refine():
+    options = resolve(head(PLUS_PLUS))
+    assert (options.num_draft_tokens, options.width, options.depth) == (8, 4, 7)
+    assert options.foresight is None
+    assert options.block_size == 7  # every row of a shifted block drafts
+    assert resolve(head({"token_input": True})).block_size == 8
+
+
+def test_jetspec_plus_plus_drafts_chains():
+    environ = {"SGLANG_JETSPEC_PASSES": "3", "SGLANG_JETSPEC_REFRESHES": "2"}
+    options = resolve(head({**PLUS_PLUS, "outcomes": 4}), environ=environ)
+    assert (options.width, options.depth, options.num_draft_tokens) == (1, 7, 8)
+    assert options.foresight == ForesightOptions(3, 2, 4, None, 64)
+    block = {**PLUS_PLUS, "passes": 4, "rule": "geometric", "max_foresight_blocks": 9}
+    assert resolve(head(block), environ=environ).foresight == ForesightOptions(
+        4, 2, 0, "geometric", 9
+    )
+
+
+@pytest.mark.parametrize(
+    ("jetspec", "changes", "flags", "named"),
+    [
+        ({**PLUS_PLUS, "passes": 1}, {}, {"width": 2}, "--speculative-eagle-topk=2: refined and"),
+        ({**PLUS_PLUS, "refreshes": 1}, {}, {}, "refreshes=1, passes=0"),
+        ({"passes": 1}, {}, {}, "passes=1: this head reads masks"),
+        ({**PLUS_PLUS, "outcomes": 2, "tree": "algorithm1"}, {}, {}, "this is tree='algorithm1'"),
+        (
+            {"outcomes": 2},
+            {"dflash_config": {**RAW["dflash_config"], "causal_head": False}},
+            {},
+            "with a dflash head",
+        ),
+    ],
+)
+def test_what_jetspec_plus_plus_does_not_go_with(jetspec, changes, flags, named):
+    with pytest.raises(OptionError, match=named):
+        resolve(head(jetspec, **changes), **flags)
 
 
 def test_causality_override():

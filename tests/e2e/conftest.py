@@ -17,6 +17,7 @@ import pytest
 from features import FEATURES, GRAMMAR_FEATURES, SEED_FEATURES
 from harness import (
     CROWDED,
+    FURTHER_FORESIGHT,
     LLGUIDANCE,
     PLAIN,
     SEEDED_PLAIN,
@@ -42,6 +43,7 @@ WIDE_TESTS = {
     "test_the_offline_engine_writes_what_a_server_without_speculation_writes",
 }
 WIDE_SETUPS = {
+    *(setup.name for setup in FURTHER_FORESIGHT),
     CROWDED.name,
     SHORT_HEAD.name,
     tree(16, 4, 7, SGLANG_JETSPEC_CPU_OVERLAP="1").name,

@@ -21,6 +21,8 @@ from sglang_jetspec.tools.fuzz.run import reference_environment
 
 __all__ = [
     "CROWDED",
+    "FORESIGHT",
+    "FURTHER_FORESIGHT",
     "GOLDEN",
     "GOLDEN_FOLDER",
     "LLGUIDANCE",
@@ -32,6 +34,7 @@ __all__ = [
     "Server",
     "Setup",
     "assert_no_slot_is_lost",
+    "foresight",
     "generate_all",
     "sabotaged",
     "short_head",
@@ -137,6 +140,29 @@ SHORT_HEAD = replace(
     reach=96,
 )
 CROWDED = replace(small_pool("--enable-priority-scheduling"), name="small-pool")
+
+
+def foresight(plan: str, outcomes: int, *args: str, nodes: int = 16, **env: str) -> Setup:
+    """JetSpec++: ``plan`` "JR", J passes and R refreshes, a digit each."""
+    options = dict(zip(("PASSES", "REFRESHES", "OUTCOMES"), [*plan, str(outcomes)], strict=True))
+    env = {f"SGLANG_JETSPEC_{name}": value for name, value in options.items()} | env
+    args = (
+        *("--speculative-draft-model-path", str(FIXTURE / "jetspecpp")),
+        *("--speculative-num-draft-tokens", str(nodes), *args),
+    )
+    name = "-".join((f"J{plan[0]}R{plan[1]}B{outcomes}", *(a.strip("-") for a in args[4:]), *env))
+    return Setup(name, args, tuple(env.items()))
+
+
+OVERLAP = {"SGLANG_JETSPEC_CPU_OVERLAP": "1"}
+FORESIGHT = foresight("11", 4, **OVERLAP)
+FURTHER_FORESIGHT = [
+    foresight("33", 8, "--page-size", "16", "--chunked-prefill-size", "64"),
+    foresight("31", 4, SGLANG_JETSPEC_RULE="uncalibrated", **OVERLAP),
+    foresight("30", 0, nodes=12),
+    foresight("00", 1, SGLANG_JETSPEC_RULE="geometric"),
+    foresight("00", 0, "--speculative-eagle-topk", "4", "--speculative-num-steps", "7"),
+]
 
 
 @cache

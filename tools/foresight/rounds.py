@@ -36,7 +36,7 @@ class RoundPlan:
     """How blocks are drafted. temperature 0 is greedy.
 
     outcomes, rule, settings: size B of the cache and how it is filled, for "cached" states.
-    miss: passes of a block that was not cached.
+    miss: passes of a block that was not cached, as a request's first one never is.
     """
 
     refine: RefinePlan
@@ -103,7 +103,8 @@ class Session:
     def play(self, eos: int | None = None) -> Iterator[Round]:
         """Rounds until every request has its tokens (or `eos`)."""
         live = torch.ones(len(self.base), dtype=torch.bool)
-        block = self._draft(self.plan.refine, self._context())
+        plan = self.plan.miss if self.plan.states == "cached" else self.plan.refine
+        block = self._draft(plan, self._context())
         while live.any():
             positions = self.base[:, None] + torch.arange(self.rows)
             anchors = self.history.gather(1, self.base[:, None])
