@@ -143,6 +143,7 @@ def make_foresight(
         head=own,
         decoder=decoder,
         on_cpu=worker.on_cpu,
+        reach=head.max_position_embeddings,
     )
     logger.info("JetSpec++ %s", options)
     return ForesightRounds(foresight, table, text, worker.options)

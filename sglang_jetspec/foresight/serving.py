@@ -62,7 +62,8 @@ class Foresight:
     """Drafts the blocks of a server.
 
     drafter: the networks. rows: R. requests: rows of the request table. head, decoder: KV pools by
-    layer. on_cpu: looking at the data is free and saves work.
+    layer. on_cpu: looking at the data is free and saves work. reach: positions back that the head
+    may see, None for all.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class Foresight:
         head: Buffers,
         decoder: Buffers,
         on_cpu: bool,
+        reach: int | None = None,
     ) -> None:
         self.drafter, self.options, self.rows = drafter, options, rows
         self.calibration, self.on_cpu = calibration, on_cpu
-        self.head, self.decoder = head, decoder
+        self.head, self.decoder, self.reach = head, decoder, reach
         keys = head[0][0]
         self.cache = OutcomeCache(requests, options.outcomes, rows - 1, keys.device)
         adapter = drafter.adapter
@@ -91,14 +93,17 @@ class Foresight:
 
     def context(self, requests: Requests) -> Context:
         """The committed positions."""
-        stored = torch.arange(requests.slots.shape[1], device=requests.slots.device)
+        slots, lengths = requests.slots, requests.lengths.unsqueeze(1)
+        stored = torch.arange(slots.shape[1], device=slots.device)
+        known = stored < lengths
+        near = known
+        if self.reach is not None:
+            # The last row of a block behind a whole predicted block is the farthest ahead.
+            near = known & (stored > lengths + 2 * self.rows - self.reach)
+        adapter = None if self.pool is None else PagedKeys(self.pool.buffers, slots)
         return [
-            Part(
-                PagedKeys(self.head, requests.slots),
-                PagedKeys(self.decoder, requests.slots),
-                None if self.pool is None else PagedKeys(self.pool.buffers, requests.slots),
-                (stored < requests.lengths.unsqueeze(1)).unsqueeze(1),
-            )
+            Part(PagedKeys(self.head, slots), None, None, near.unsqueeze(1)),
+            Part(None, PagedKeys(self.decoder, slots), adapter, known.unsqueeze(1)),
         ]
 
     def draft(self, requests: Requests, context: Context, roots: Tensor) -> Block:

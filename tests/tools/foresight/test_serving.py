@@ -21,7 +21,7 @@ FITTED = ClassCalibration((-0.6, 1.7, 0.7, -0.2, 0.8, 0.1), 0.6, thresholds=(0.0
 class Played:
     """Greedy rounds whose keys lie in pools, at slots in random order."""
 
-    def __init__(self, models, options, prompts=PROMPTS, calibration=None, rows=None):
+    def __init__(self, models, options, prompts=PROMPTS, calibration=None, rows=None, reach=None):
         self.models = models
         self.rows = rows or models.head.block_size
         count = len(prompts)
@@ -41,6 +41,7 @@ class Played:
             head=self.head.buffers,
             decoder=self.target.buffers[models.decoded_from :],
             on_cpu=True,
+            reach=reach,
         )
         self.lengths = torch.zeros(count, dtype=torch.long)
         self.text = torch.zeros(count, POSITIONS, dtype=torch.long)
@@ -217,6 +218,23 @@ def test_large_batches_draft_for_fewer_outcomes(make_models):
     nothing = Played(models, options("J0", 8, max_foresight_blocks=2))
     nothing.round()
     assert (nothing.foresight.cache.lengths < 0).all()
+
+
+@torch.inference_mode()
+def test_a_head_of_short_context_sees_the_near_positions_only(make_models):
+    """Keys out of reach may be anything."""
+    models = make_models("random")
+    drafts = []
+    for damage in (0.0, 100.0):
+        played = Played(models, options("J1", 0), [list(range(30))], reach=16)
+        played.head.keys[:, played.table[0, :22]] += damage
+        accepted, bonus, _ = played.round()
+        drafts.append((accepted, bonus, played.text[0, 30:35].tolist()))
+    assert drafts[0] == drafts[1]
+    seen = Played(models, options("J1", 0), [list(range(30))], reach=30)
+    seen.head.keys[:, seen.table[0, :22]] += 100.0
+    seen.round()
+    assert seen.text[0, 30:35].tolist() != drafts[0][2]
 
 
 def test_laws_follow_each_requests_settings():
