@@ -13,6 +13,7 @@ from sglang.srt.sampling.penaltylib import (
 )
 
 from sglang_jetspec.trees import best_first_tree
+from sglang_jetspec.verification import Sampling
 from sglang_jetspec.verification.path_logits import (
     Penalties,
     ban_early_stops,
@@ -20,6 +21,7 @@ from sglang_jetspec.verification.path_logits import (
     path_tokens,
     penalize,
 )
+from sglang_jetspec.verification.sampling import sampling_law
 
 PENALIZERS = {
     BatchedFrequencyPenalizer,
@@ -27,7 +29,7 @@ PENALIZERS = {
     BatchedPresencePenalizer,
     BatchedRepetitionPenalizer,
 }
-VOCAB, DEPTH = 11, 5
+VOCAB, DEPTH, COPIES, MIN_P = 11, 5, 8, 0.15
 # frequency, presence, repetition, min_new_tokens; the last request asks for nothing.
 ASKED = [
     (0.6, 1.0, 1.3, 4),
@@ -86,9 +88,10 @@ def path(tree, request, node):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_every_node_has_the_logits_of_plain_decoding(seed):
+def test_every_node_has_the_logits_and_the_min_p_law_of_plain_decoding(seed):
+    """40 trees a seed, 1,000 in all."""
     random = torch.Generator().manual_seed(seed)
-    batch = len(ASKED)
+    asked, batch = ASKED * COPIES, len(ASKED) * COPIES
     tree = random_trees(random, batch)
     logits = 3 * torch.randn(*tree.tokens.shape, VOCAB, generator=random)
     before = logits.clone()
@@ -96,18 +99,37 @@ def test_every_node_has_the_logits_of_plain_decoding(seed):
     outputs = torch.randint(VOCAB, (batch, 8), generator=random)
     outputs[torch.arange(batch), lengths - 1] = tree.tokens[:, 0]  # the root is the last output
 
-    frequency, presence, repetition, minimum = torch.tensor(ASKED).unbind(1)
+    frequency, presence, repetition, minimum = torch.tensor(asked).unbind(1)
     counts = count_tokens(outputs.int(), lengths, VOCAB)
     penalize(logits, tree, Penalties(frequency, presence, repetition, counts), DEPTH)
-    stops = torch.tensor([(row + row[:1] * 3 or [0] * 3)[:3] for row in STOPS])
+    stops = torch.tensor([(row + row[:1] * 3 or [0] * 3)[:3] for row in STOPS * COPIES])
     ban_early_stops(logits, tree.depths, stops, minimum.long() - lengths)
 
+    expected = torch.empty_like(logits)
     for request in range(batch):
         for node in range(tree.tokens.shape[1]):
             output = outputs[request, : lengths[request]].tolist() + path(tree, request, node)
-            expected = plain_logits(before[request, node], output, request)
-            torch.testing.assert_close(logits[request, node], expected, rtol=1e-6, atol=1e-6)
-    assert torch.equal(logits[-1], before[-1])
+            expected[request, node] = plain_logits(
+                before[request, node], output, request % len(ASKED)
+            )
+    torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(logits[len(ASKED) - 1], before[len(ASKED) - 1])
+    probs = expected.softmax(-1)
+    kept = probs.masked_fill(probs < MIN_P * probs.amax(-1, keepdim=True), 0.0)
+    found = sampling_law(logits.flatten(0, 1), min_p_rows(batch * tree.tokens.shape[1]))
+    torch.testing.assert_close(found.view_as(kept), kept / kept.sum(-1, keepdim=True))
+    assert (kept > 0).sum(-1).float().mean() < VOCAB - 2
+
+
+def min_p_rows(count):
+    return Sampling(
+        temperatures=torch.ones(count),
+        top_ks=torch.full((count,), VOCAB),
+        top_ps=torch.ones(count),
+        min_ps=torch.full((count,), MIN_P),
+        greedy=torch.zeros(count, dtype=torch.bool),
+        all_greedy=False,
+    )
 
 
 def test_a_path_holds_the_drafts_from_the_root_down():
