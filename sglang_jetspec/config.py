@@ -7,7 +7,8 @@ Sources, first one that sets an option wins:
 2. the ``jetspec`` block of the head's ``config.json``;
 3. the environment: ``SGLANG_JETSPEC_NUM_DRAFT_TOKENS``, ``..._WIDTH``, ``..._DEPTH``, ``..._TREE``,
    ``..._TREE_OPTIONS`` (a JSON object), and for JetSpec++ ``..._PASSES``, ``..._REFRESHES``,
-   ``..._OUTCOMES``, ``..._RULE`` and ``..._MAX_FORESIGHT_BLOCKS``;
+   ``..._OUTCOMES``, ``..._RULE``, ``..._MAX_FORESIGHT_BLOCKS``, ``..._EXECUTOR`` and
+   ``..._FORESIGHT_CORES``;
 4. defaults that follow the device and the head's block size.
 """
 
@@ -55,6 +56,8 @@ class PartialOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outcomes: int | None = None
     rule: str | None = None
     max_foresight_blocks: int | None = None
+    executor: str | None = None
+    foresight_cores: str | None = None
 
 
 class HeadBlock(PartialOptions, frozen=True, forbid_unknown_fields=True):

@@ -6,30 +6,51 @@ B requests, N tree nodes (here chains), D = N - 1 drafts, F captured feature col
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_spec
 from torch import Tensor
+from torch.profiler import record_function
 
 from sglang_jetspec.config import Options
 from sglang_jetspec.foresight.drafting import Context, ForesightDrafter
+from sglang_jetspec.foresight.executors import Executor, ForesightFault, Ticket, make_executor
 from sglang_jetspec.foresight.folder import Foresight as Folder
 from sglang_jetspec.foresight.folder import load_foresight
+from sglang_jetspec.foresight.meters import Meter
 from sglang_jetspec.foresight.options import ForesightOptions
 from sglang_jetspec.foresight.paged import Buffers, check_buffers
 from sglang_jetspec.foresight.served_layers import served_decoder, served_drafter
-from sglang_jetspec.foresight.serving import Block, Foresight, Requests
+from sglang_jetspec.foresight.serving import Block, Foreseen, Foresight, Requests
 from sglang_jetspec.heads.format import HeadConfig, HeadError, resolve_head
+from sglang_jetspec.observability import publish_foresight
 from sglang_jetspec.request_text import RequestText
 from sglang_jetspec.sampling import batch_sampling
 from sglang_jetspec.trees import Chain, DraftTree
 from sglang_jetspec.trees.shrink import shrink
-from sglang_jetspec.verification import Acceptance
+from sglang_jetspec.verification import Acceptance, Sampling
 from sglang_jetspec.window import Window, usable_nodes
 
 logger = logging.getLogger(__name__)
+
+
+Ahead = tuple[Foreseen | None, float]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round under way. ticket: None where nothing is drafted ahead. started: seconds."""
+
+    requests: Requests
+    context: Context
+    ticket: Ticket[Ahead] | None
+    started: float
 
 
 class ForesightRounds:
@@ -40,10 +61,18 @@ class ForesightRounds:
     """
 
     def __init__(
-        self, foresight: Foresight, table: Tensor, text: RequestText | None, options: Options
+        self,
+        foresight: Foresight,
+        table: Tensor,
+        text: RequestText | None,
+        options: Options,
+        executor: Executor,
+        meter: Meter,
     ) -> None:
         self.foresight, self.table, self.text, self.options = foresight, table, text, options
+        self.executor, self.meter = executor, meter
         self.chain = Chain()
+        self.warned = False
 
     def begin(self, batch: Any, features: Tensor) -> None:
         """After a prefill, whose features [tokens, F] and tokens come request after request."""
@@ -61,17 +90,61 @@ class ForesightRounds:
             slots = self.table[row, : start + len(tokens)].squeeze(0).long()
             self.foresight.read_prompt(row, slots, start, tokens, states)
 
-    def propose(self, batch: Any, roots: Tensor, window: Window) -> tuple[DraftTree, Context]:
-        """The round's chains and what their drafting has read.
-
-        The next round's are drafted here too, before the target has judged these.
-        """
+    def propose(self, batch: Any, roots: Tensor, window: Window) -> tuple[DraftTree, Round]:
+        """The round's chains; the next round's are on their way before the target judges these."""
+        started = time.perf_counter()
         requests = self._requests(batch)
         context = self.foresight.context(requests)
-        block = self.foresight.draft(requests, context, roots)
+        with record_function("jetspec::draft"):
+            block = self.foresight.draft(requests, context, roots)
+        self.meter.count(block.waited, block.hit)
         sampling = batch_sampling(batch.sampling_info, None)
-        self.foresight.look_ahead(requests, context, block, sampling)
-        return self._chains(block, window), context
+        ticket = self._submit(partial(self._foresee, requests, context, block, sampling))
+        # A serial executor has done its work by now, which hides behind nothing.
+        self.meter.totals.exposed_seconds += time.perf_counter() - started
+        return self._chains(block, window), Round(requests, context, ticket, started)
+
+    def _foresee(
+        self, requests: Requests, context: Context, block: Block, sampling: Sampling
+    ) -> tuple[Foreseen | None, float]:
+        """The blocks ahead, and the seconds they took."""
+        started = time.perf_counter()
+        with record_function("jetspec::foresee"):
+            found = self.foresight.foresee(requests, context, block, sampling)
+        return found, time.perf_counter() - started
+
+    def _submit(self, work: Callable[[], Ahead]) -> Ticket[Ahead] | None:
+        if not self.foresight.options.outcomes:
+            return None
+        try:
+            return self.executor.submit(work)
+        except ForesightFault as fault:
+            self._lost(fault)
+            return None
+
+    def _join(self, done: Round) -> None:
+        """Keep what was drafted ahead; without it the next round drafts its own."""
+        if done.ticket is None:
+            return
+        started = time.perf_counter()
+        try:
+            with record_function("jetspec::join"):
+                found, seconds = done.ticket.result()
+            self.foresight.keep(done.requests, found)
+            self.meter.totals.ahead_seconds += seconds
+        except ForesightFault as fault:
+            self._lost(fault)
+        self.meter.totals.exposed_seconds += time.perf_counter() - started
+
+    def _lost(self, fault: ForesightFault) -> None:
+        self.meter.totals.faults += 1
+        if not self.warned:
+            self.warned = True
+            logger.warning(
+                "Drafting ahead failed (%s); rounds without it draft for themselves. Further "
+                "failures are counted in jetspec:foresight_faults_total.",
+                fault,
+            )
 
     def _requests(self, batch: Any) -> Requests:
         known = batch.seq_lens if batch.seq_lens_cpu is None else batch.seq_lens_cpu
@@ -90,25 +163,28 @@ class ForesightRounds:
 
     def commit(
         self,
-        context: Context,
+        done: Round,
         tree: DraftTree,
         acceptance: Acceptance,
         features: Tensor,
         window: Window,
     ) -> None:
         """After a round: features are [B * N, F] of the nodes."""
+        self._join(done)
         path = acceptance.path.clamp(min=0)
         index = torch.arange(path.shape[1], device=path.device)
         kept = index < acceptance.lengths.unsqueeze(1)
         nodes = features.view(*tree.tokens.shape, -1)
         spots = path.unsqueeze(2).expand(-1, -1, nodes.shape[2])
         self.foresight.commit(
-            context,
+            done.context,
             tree.tokens.gather(1, path),
             nodes.gather(1, spots),
             window.positions(index),
             window.slots[:, : path.shape[1]] * kept,
         )
+        self.meter.totals.round_seconds += time.perf_counter() - done.started
+        self.meter.end()
 
 
 def make_foresight(
@@ -145,8 +221,10 @@ def make_foresight(
         on_cpu=worker.on_cpu,
         reach=head.max_position_embeddings,
     )
+    executor = make_executor(options.executor, worker.device, options.core_set)
     logger.info("JetSpec++ %s", options)
-    return ForesightRounds(foresight, table, text, worker.options)
+    meter = Meter(worker.device, publish_foresight)
+    return ForesightRounds(foresight, table, text, worker.options, executor, meter)
 
 
 def load_parts(

@@ -8,7 +8,10 @@ hooks here count drafts from those.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sglang_jetspec.foresight.meters import Totals
 
 PREFIX = "jetspec:"
 
@@ -64,6 +67,37 @@ def counters(labels: tuple[str, ...]) -> tuple[Any, Any, Any]:
             (*labels, "position"),
         ),
     )
+
+
+def publish_foresight(totals: Totals) -> None:
+    """Add a scheduler's JetSpec++ counts to Prometheus, where the server has it switched on."""
+    from sglang.srt.runtime_context import get_observability, get_serving
+
+    if not get_observability().enable_metrics:
+        return
+    series = foresight_counters()
+    name = get_serving().served_model_name
+    for field, value in vars(totals).items():
+        series[field].labels(model_name=name).inc(value)
+
+
+@cache
+def foresight_counters() -> dict[str, Any]:
+    """The series by field of `Totals`."""
+    from prometheus_client import Counter
+
+    described = {
+        "waited": "Request rounds for which foreseen blocks waited.",
+        "hits": "Request rounds whose block was foreseen.",
+        "faults": "Rounds whose work ahead was lost.",
+        "exposed_seconds": "Host time of drafting that nothing hid (CPU).",
+        "ahead_seconds": "Host time of drafting ahead (CPU).",
+        "round_seconds": "Host time of rounds (CPU).",
+    }
+    return {
+        field: Counter(f"{PREFIX}foresight_{field}_total", text, ("model_name",))
+        for field, text in described.items()
+    }
 
 
 def _speculated(recv_obj: Any, i: int) -> bool:

@@ -119,9 +119,9 @@ class JetSpecWorker(SpecWorkerBase):
             read_extent=self.options.num_draft_tokens,
         )
         if self.foresight is None:
-            tree, context = self._draft(batch, roots, window), ()
+            tree, ahead = self._draft(batch, roots, window), None
         else:
-            tree, context = self.foresight.propose(batch, roots, window)
+            tree, ahead = self.foresight.propose(batch, roots, window)
         build_masks = node_masks(batch, tree, grammar_barrier)
         target = self._verify(batch, tree, window, plan)
         logits = target.logits_output.next_token_logits.view(*tree.tokens.shape, -1)
@@ -138,7 +138,7 @@ class JetSpecWorker(SpecWorkerBase):
         features = target.logits_output.hidden_states
         self._commit(window, acceptance, features)
         if self.foresight is not None:
-            self.foresight.commit(context, tree, acceptance, features, window)
+            self.foresight.commit(ahead, tree, acceptance, features, window)
         target.logits_output.hidden_states = None
         last = (acceptance.lengths - 1).unsqueeze(1)
         return GenerationBatchResult(

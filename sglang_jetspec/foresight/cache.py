@@ -48,6 +48,10 @@ class OutcomeCache:
         self.blocks[slots, :count] = blocks
         self.logprobs[slots, :count] = logprobs
 
+    def waiting(self, slots: Tensor) -> Tensor:
+        """[n] bool: whether something was put for `slots` that nobody has asked for."""
+        return self.bases[slots] >= 0
+
     def take(self, slots: Tensor, ends: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Look up and remove the entries of `slots` [n].
 
@@ -67,4 +71,5 @@ class OutcomeCache:
 
     def drop(self, slots: Tensor) -> None:
         """Forget the entries of `slots` [n]: finished, aborted or retracted requests."""
+        self.bases[slots] = -1
         self.lengths[slots] = -1

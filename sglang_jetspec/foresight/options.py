@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from sglang_jetspec.foresight.executors import EXECUTORS
 from sglang_jetspec.foresight.refine import RefinePlan
 from sglang_jetspec.foresight.selection import RULES
 
@@ -16,6 +18,8 @@ FORESIGHT_DEFAULTS: dict[str, Any] = {
     "outcomes": 0,
     "rule": None,
     "max_foresight_blocks": 64,
+    "executor": "serial",
+    "foresight_cores": None,
 }
 MAX_OUTCOMES = 64
 
@@ -27,7 +31,9 @@ class ForesightOptions(msgspec.Struct, frozen=True):
     outcomes: B, blocks drafted ahead for each request; 0 drafts behind true states only.
     rule: which outcomes, one of `RULES`; None: calibrated where the head's folder has a
     calibration, else uncalibrated. max_foresight_blocks: bound of outcomes times requests, which
-    larger batches keep by drafting for fewer outcomes.
+    larger batches keep by drafting for fewer outcomes. executor: one of `EXECUTORS`, where outcomes
+    are drafted. foresight_cores: of a CPU, for the thread executor: "1" or "4,5"; the rest is left
+    to verification.
     """
 
     passes: int
@@ -35,6 +41,14 @@ class ForesightOptions(msgspec.Struct, frozen=True):
     outcomes: int
     rule: str | None
     max_foresight_blocks: int
+    executor: str = "serial"
+    foresight_cores: str | None = None
+
+    @property
+    def core_set(self) -> set[int] | None:
+        """The cores by number."""
+        text = self.foresight_cores
+        return None if text is None else {int(core) for core in text.split(",")}
 
     @property
     def plan(self) -> RefinePlan:
@@ -70,5 +84,16 @@ def foresight_options(given: Mapping[str, Any]) -> ForesightOptions | None:
         raise ValueError(
             f"refreshes={options.refreshes}, passes={options.passes}: a refresh precedes a pass; "
             "use 0 <= refreshes <= passes."
+        )
+    if options.executor not in EXECUTORS:
+        raise ValueError(f"executor={options.executor!r}: use one of {', '.join(EXECUTORS)}.")
+    try:
+        cores = options.core_set
+    except ValueError:
+        cores = set()
+    if cores is not None and not (cores and cores <= os.sched_getaffinity(0)):
+        raise ValueError(
+            f"foresight_cores={options.foresight_cores!r}: use some of this process's, which are "
+            f"{','.join(map(str, sorted(os.sched_getaffinity(0))))}."
         )
     return options if options.passes or options.outcomes else None

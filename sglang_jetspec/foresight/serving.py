@@ -1,4 +1,4 @@
-"""JetSpec++'s part of a server's rounds, one step after the other.
+"""JetSpec++'s part of a server's rounds.
 
 A round takes its block from the cache or drafts it behind true states; before the target has judged
 it, blocks are drafted behind its likeliest outcomes, from predicted states; afterwards the adapter
@@ -51,11 +51,24 @@ class Requests:
 
 @dataclass(frozen=True)
 class Block:
-    """tokens: [B, R] anchor and drafts. logprobs: [B, g]. hit: [B] bool, it was in the cache."""
+    """tokens: [B, R] anchor and drafts. logprobs: [B, g].
+
+    waited: [B] bool, whether blocks waited for the request. hit: [B] bool, this one was among them.
+    """
 
     tokens: Tensor
     logprobs: Tensor
+    waited: Tensor
     hit: Tensor
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """Blocks behind outcomes. drafts: [B, M, g] int64. logprobs: [B, M, g] fp32."""
+
+    outcomes: Outcomes
+    drafts: Tensor
+    logprobs: Tensor
 
 
 class Foresight:
@@ -109,32 +122,35 @@ class Foresight:
     def draft(self, requests: Requests, context: Context, roots: Tensor) -> Block:
         """The block behind `roots` [B]: foreseen, or drafted now."""
         options = self.options
-        hit = torch.zeros_like(roots, dtype=torch.bool)
         if not options.outcomes:
-            return self._behind(requests, context, roots, options.plan, hit)
+            tokens, logprobs = self._behind(requests, context, roots, options.plan)
+            none = torch.zeros_like(roots, dtype=torch.bool)
+            return Block(tokens, logprobs, none, none)
+        waited = self.cache.waiting(requests.rows)
         hit, drafts, logprobs = self.cache.take(requests.rows, requests.lengths, roots)
         tokens = torch.cat([roots.unsqueeze(1), drafts], dim=1)
-        if self.on_cpu and bool(hit.all()):
-            return Block(tokens, logprobs, hit)
-        late = self._behind(requests, context, roots, FIRST_PASS, hit)
-        kept = hit.unsqueeze(1)
-        return Block(tokens.where(kept, late.tokens), logprobs.where(kept, late.logprobs), hit)
+        if not (self.on_cpu and bool(hit.all())):
+            late, late_logprobs = self._behind(requests, context, roots, FIRST_PASS)
+            kept = hit.unsqueeze(1)
+            tokens, logprobs = tokens.where(kept, late), logprobs.where(kept, late_logprobs)
+        return Block(tokens, logprobs, waited, hit)
 
     def _behind(
-        self, requests: Requests, context: Context, roots: Tensor, plan: RefinePlan, hit: Tensor
-    ) -> Block:
+        self, requests: Requests, context: Context, roots: Tensor, plan: RefinePlan
+    ) -> tuple[Tensor, Tensor]:
+        """A block [B, R] drafted behind true states, and its log-probabilities [B, g]."""
         anchors, starts = roots.unsqueeze(1), requests.lengths.unsqueeze(1)
         initial = self._initial(requests, anchors)
         found = self.drafter.draft(context, anchors, starts, initial, plan, self.on_cpu)
-        return Block(torch.cat([anchors, found.drafts], dim=1), found.logprobs, hit)
+        return torch.cat([anchors, found.drafts], dim=1), found.logprobs
 
-    def look_ahead(
+    def foresee(
         self, requests: Requests, context: Context, block: Block, sampling: Sampling
-    ) -> None:
-        """Draft behind the likeliest outcomes of `block`, into the cache."""
+    ) -> Foreseen | None:
+        """Draft behind the likeliest outcomes of `block`. Changes nothing."""
         count = self.options.outcomes_of(len(block.tokens))
         if not count:
-            return
+            return None
         starts = requests.lengths.unsqueeze(1)
         found = self.drafter.predict(context, block.tokens.unsqueeze(1), starts)
         evidence = Evidence(block.tokens[:, 1:], block.logprobs, laws(found.logits, sampling))
@@ -143,10 +159,15 @@ class Foresight:
         ahead = self.drafter.draft_ahead(
             context, starts, found, outcomes, initial, self.options.plan, self.on_cpu
         )
-        drafts, logprobs = (
-            x.view(*outcomes.lengths.shape, -1) for x in (ahead.drafts, ahead.logprobs)
-        )
-        self.cache.put(requests.rows, requests.lengths, outcomes, drafts, logprobs)
+        shape = (*outcomes.lengths.shape, -1)
+        return Foreseen(outcomes, ahead.drafts.view(shape), ahead.logprobs.view(shape))
+
+    def keep(self, requests: Requests, found: Foreseen | None) -> None:
+        """Put blocks into the cache, where the next round looks for its own."""
+        if found is not None:
+            self.cache.put(
+                requests.rows, requests.lengths, found.outcomes, found.drafts, found.logprobs
+            )
 
     def _select(self, evidence: Evidence, count: int, sampling: Sampling) -> Outcomes:
         """The outcomes to draft behind, with each request's own temperature class."""

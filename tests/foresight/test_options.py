@@ -27,6 +27,10 @@ def test_off_unless_something_is_refined_or_foreseen():
         ({"outcomes": -1}, "outcomes=-1"),
         ({"outcomes": 1, "rule": "best"}, "rule='best': use one of calibrated"),
         ({"outcomes": 1, "max_foresight_blocks": 0}, "max_foresight_blocks=0"),
+        ({"outcomes": 1, "executor": "process"}, "executor='process': use one of serial, thread"),
+        ({"outcomes": 1, "foresight_cores": "one"}, "foresight_cores='one': use some of this"),
+        ({"outcomes": 1, "foresight_cores": "99999"}, "foresight_cores='99999'"),
+        ({"outcomes": 1, "foresight_cores": ""}, "foresight_cores=''"),
     ],
 )
 def test_what_cannot_be_is_named(given, named):

@@ -100,9 +100,10 @@ class PackedWeight:
         self.product: Product | None = None
 
     def pack(self, weight: torch.Tensor) -> None:
-        self.packed_at = self.version.value
+        version = self.version.value
         pack = choose_product(weight)
         self.product = pack(weight.detach()) if pack else None
+        self.packed_at = version  # last: another thread may draft with this weight
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

@@ -1,9 +1,12 @@
 """A server's rounds over paged pools against offline rounds over caches by position."""
 
+import os
+
 import pytest
 import torch
 
 from sglang_jetspec.foresight.calibration import Calibration, ClassCalibration
+from sglang_jetspec.foresight.executors import SerialExecutor, ThreadExecutor
 from sglang_jetspec.foresight.layers import RowKeys, Seen, causal_rows
 from sglang_jetspec.foresight.options import foresight_options
 from sglang_jetspec.foresight.paged import KeyPool, PagedKeys
@@ -43,6 +46,7 @@ class Played:
             on_cpu=True,
             reach=reach,
         )
+        self.executor = SerialExecutor()
         self.lengths = torch.zeros(count, dtype=torch.long)
         self.text = torch.zeros(count, POSITIONS, dtype=torch.long)
         self.roots = torch.stack([self.prefill(row, ids) for row, ids in enumerate(prompts)])
@@ -91,7 +95,9 @@ class Played:
         context = self.foresight.context(requests)
         block = self.foresight.draft(requests, context, roots)
         sampling = self.sampling.rows(rows)
-        self.foresight.look_ahead(requests, context, block, sampling)
+        ticket = self.executor.submit(
+            lambda: self.foresight.foresee(requests, context, block, sampling)
+        )
         final, states = self.run_target(rows, block.tokens, starts)
         choices = target_choices(self.models.target.logits(final), sampling)
         accepted = (choices[:, :-1] == block.tokens[:, 1:]).long().cumprod(1).sum(1)
@@ -99,6 +105,7 @@ class Played:
         index = torch.arange(self.rows)
         positions = starts[:, None] + index
         slots = self.table[rows[:, None], positions] * (index <= accepted[:, None])
+        self.foresight.keep(requests, ticket.result())
         self.foresight.commit(context, block.tokens, states, positions, slots)
         self.write_head(states, positions, slots)
         self.text[rows[:, None], positions] = block.tokens
@@ -150,6 +157,40 @@ def test_served_rounds_equal_offline_rounds(make_models, plan, outcomes, rule, a
         if not live.all():
             break
     assert hits > 0 or not outcomes or rule == "geometric" or adapter == "random"
+
+
+def random_rounds(models, executor, count):
+    """Rounds of random parts of a batch, whose requests end, are aborted and replaced."""
+    random = torch.Generator().manual_seed(count)
+    played = Played(models, options("J1-R1", 4), [[1, 2], [3], [4, 5, 6], [7]])
+    played.executor = executor
+    seen, hits = [], 0
+    for _ in range(count):
+        for row in range(4):
+            ended = int(played.lengths[row]) > POSITIONS - 14
+            if ended or torch.rand(1, generator=random) < 0.02:
+                ids = torch.randint(40, (int(torch.randint(1, 9, (1,), generator=random)),))
+                played.roots[row] = played.prefill(row, ids.tolist())
+        rows = torch.randperm(4, generator=random)[
+            : int(torch.randint(1, 5, (1,), generator=random))
+        ]
+        found = played.round(rows)
+        hits += int(found[2].sum())
+        seen.append([x.tolist() for x in found])
+    return seen, hits
+
+
+@torch.inference_mode()
+def test_a_thread_drafts_what_serial_execution_drafts(make_models):
+    """The same drafts and the same hits, with requests that join, end and are aborted."""
+    models = make_models("exact")
+    count = int(os.environ.get("JETSPEC_FORESIGHT_ROUNDS", "150"))
+    torch.manual_seed(0)
+    serial, hits = random_rounds(models, SerialExecutor(), count)
+    torch.manual_seed(0)
+    threaded, _ = random_rounds(models, ThreadExecutor(), count)
+    assert serial == threaded
+    assert hits > count / 2
 
 
 @torch.inference_mode()
