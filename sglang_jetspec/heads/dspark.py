@@ -121,7 +121,6 @@ class MarkovCorrection(Correction):
         super().__init__()
         self.config = config
         self.markov_head = MarkovHead(config, hidden_size, vocab_size)
-        self.predicts_acceptance = config.confidence
         if config.confidence:
             width = hidden_size + (config.rank if config.confidence_with_markov else 0)
             self.confidence_head = ConfidenceHead(width)
@@ -141,7 +140,9 @@ class MarkovCorrection(Correction):
             latent = output.tanh()
         return head.markov_w2(latent), state
 
-    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
+        if not self.config.confidence:
+            return None
         if self.config.confidence_with_markov:
             hidden = torch.cat([hidden, self.markov_head.markov_w1(previous)], -1)
         logits: Tensor = self.confidence_head.proj(hidden).squeeze(-1)
