@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_jetspec.heads.correction import Correction, Embed
-from sglang_jetspec.heads.fields import HeadError, boolean, positive_int
+from sglang_jetspec.heads.fields import HeadError, boolean, positive_int, section
 
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
@@ -75,7 +75,7 @@ class DSparkConfig:
 def read_dspark(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> DSparkConfig | None:
     """Keys stand at the top level (DeepSeek), in ``dflash_config`` or ``dspark_config``
     (SpecForge); the innermost wins."""
-    fields = {**top, **dflash, **(top.get("dspark_config") or {})}
+    fields = {**top, **dflash, **section(top, "dspark_config")}
     named = any("DSpark" in name for name in top.get("architectures") or ())
     if not (named or fields.get("projector_type") == "dspark" or fields.get("markov_rank")):
         return None
