@@ -272,6 +272,9 @@ def _refuse_unsupported(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> No
             f"dflash_config.{used[0]} is {dflash[used[0]]!r}; only plain blocks are supported, "
             f"serve this head with the algorithm it was trained for"
         )
+    for name, served in (("hidden_act", "silu"), ("partial_rotary_factor", 1)):
+        if (value := top.get(name)) not in (None, served):
+            raise HeadError(f"{name} is {value!r}; heads are served with {served!r} only")
     kinds = set(top.get("layer_types") or ()) - {"full_attention"}
     if kinds:
         raise HeadError(

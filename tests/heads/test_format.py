@@ -110,6 +110,8 @@ def test_mask_token_must_be_a_target_token(mask):
         (with_dflash(target_hidden_size=32), "target_hidden_size"),
         (with_dflash(projector_type="mamba"), "projector_type.*jetspec, dflash, dspark, domino"),
         (with_dflash(conv_kernel_size=4), "conv_kernel_size"),
+        (raw_config(hidden_act="gelu"), "hidden_act is 'gelu'"),
+        (raw_config(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
         (with_dflash(causal_head="false"), r"dflash_config\.causal_head is 'false'"),
         (raw_config(is_causal="no"), "is_causal is 'no'"),
         (raw_config(jetspec={"token_input": "false"}), r"jetspec\.token_input is 'false'"),
