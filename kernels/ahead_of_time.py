@@ -16,8 +16,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-# Compute capability of A100, H100 and H200, B200.
-ARCHITECTURES = (80, 90, 100)
 _MATRIX = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -30,3 +32,11 @@ def copy_bandwidth(device: str) -> float:
     )
     target = torch.empty_like(source)
     return 2 * source.numel() / median_us(lambda: target.copy_(source), device) * 1e6
+
+
+def print_result(result: Any) -> None:
+    """The fields of a dataclass, one a line, and the whole of it as one JSON line."""
+    fields = asdict(result)
+    for name, value in fields.items():
+        print(f"{name}: {value}")
+    print(json.dumps(fields))

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_jetspec.backends.draft_graph import TreeDrafter
 from sglang_jetspec.config import OptionError, Options
+from sglang_jetspec.ranks import agreed
 from sglang_jetspec.steps import TorchSteps, TritonSteps, round_steps, use_kernels
 from sglang_jetspec.trees import DraftTree
 from sglang_jetspec.verification import Acceptance, Sampling
@@ -66,6 +68,23 @@ def test_trees(tree):
         assert torch.equal(getattr(got, field.name), getattr(expected, field.name)), field.name
 
 
+def test_trees_of_a_block_whose_roots_are_a_column():
+    head, _, hidden, _ = drafts()
+    rows = torch.randn(BATCH, DEPTH + 1, VOCABULARY, generator=torch.Generator().manual_seed(8))
+    rows = rows.to(DEVICE)
+    rows[:, 1:] = hidden
+    block = torch.full((BATCH, DEPTH + 1), 19, device=DEVICE)
+    block[:, 0] = torch.arange(3, 3 + BATCH)
+    lengths = torch.tensor([4, 9, 13], device=DEVICE)
+    expected, got = (
+        TreeDrafter(head, one, context_len=16)(rows.flatten(0, 1), block.flatten(), lengths)
+        for one in steps()
+    )
+    assert got.tokens[:, 0].tolist() == [3, 4, 5]
+    for field in fields(DraftTree):
+        assert torch.equal(getattr(got, field.name), getattr(expected, field.name)), field.name
+
+
 def test_acceptance():
     plain, triton = steps()
     tree = plain.draft_tree(*drafts())
@@ -80,8 +99,18 @@ def test_acceptance():
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
 
 
+class TwoRanks:
+    """This rank is rank 0, so that a broadcast gives back what it sent."""
+
+    world_size = 2
+
+    def broadcast(self, input_, src=0):
+        return input_
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("layout", ["nhd", "hnd"])
-def test_commit(layout):
+def test_commit(layout, ranks):
     table = torch.arange(1, 60, device=DEVICE).view(1, -1).int()
     window = Window.open(
         table.expand(BATCH, -1),
@@ -92,6 +121,8 @@ def test_commit(layout):
     )
     path = torch.tensor([[0, 2, 3, 7, 9], [0, 1, 5, -1, -1], [0, -1, -1, -1, -1]], device=DEVICE)
     acceptance = Acceptance(path, (path >= 0).sum(1), path.clamp(min=0))
+    if ranks > 1:
+        acceptance = agreed(acceptance, TwoRanks())
     features = torch.randn(BATCH * NODES, 6).to(DEVICE)
     results = []
     for one in steps():

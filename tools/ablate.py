@@ -47,8 +47,14 @@ def ablate(config: AblateConfig) -> dict[str, dict[str, Any]]:
     variants = read_settings(config.variants)
     if "answers" not in base:
         raise ValueError(f"{config.base} lacks `answers`; variants must train on the same ones")
+    if base.get("evaluate_examples") == 0:
+        raise ValueError(f"{config.base}: evaluate_examples is 0; variants are compared by it")
+    if not variants:
+        raise ValueError(f"{config.variants} holds no variant; add a table such as [sft]")
     runs = {}
     for name, changes in variants.items():
+        if not isinstance(changes, dict):
+            raise ValueError(f"{config.variants}: {name} is no table; options stand in one")
         settings = {**base, **changes, "out": str(config.out / name)}
         kept = json.dumps([settings.get(key) for key in FEATURE_KEYS])
         key = hashlib.sha256(kept.encode()).hexdigest()[:12]

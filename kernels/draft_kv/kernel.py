@@ -156,9 +156,21 @@ class ContextWeights:
     head_eps: float
 
     def addresses(self, key_pools: Iterable[Tensor], value_pools: Iterable[Tensor]) -> Tensor:
-        """[L, 5] int64: where each layer's weights and [slots, Hkv, D] pools lie."""
+        """[L, 5] int64: where each layer's weights and [slots, Hkv, D] pools lie.
+
+        Raises ValueError for a tensor of another type than `fc`, or one that is not contiguous.
+        """
+        names = ("keys", "values", "key_norms", "key pool", "value pool")
         columns = (self.keys, self.values, self.key_norms, key_pools, value_pools)
-        rows = [[x.data_ptr() for x in row] for row in zip(*columns, strict=True)]
+        rows = []
+        for layer, tensors in enumerate(zip(*columns, strict=True)):
+            for name, x in zip(names, tensors, strict=True):
+                if x.dtype is not self.fc.dtype or not x.is_contiguous():
+                    raise ValueError(
+                        f"{name} of layer {layer}: {x.dtype} with strides {x.stride()}: must be "
+                        f"contiguous {self.fc.dtype}"
+                    )
+            rows.append([x.data_ptr() for x in tensors])
         return torch.tensor(rows, dtype=torch.int64, device=self.fc.device)
 
 
@@ -216,8 +228,8 @@ def draft_kv(
         weights.norm,
         addresses,
         weights.cos_sin,
-        positions,
-        slots,
+        positions.contiguous(),
+        slots.contiguous(),
         n,
         hidden,
         weights.context_eps,

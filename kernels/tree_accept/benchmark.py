@@ -7,13 +7,12 @@ The last line is one JSON object.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import tyro
 
-from sglang_jetspec.kernels.timing import median_us
+from sglang_jetspec.kernels.timing import median_us, print_result
 from sglang_jetspec.kernels.tree_accept import kernel, naive
 from sglang_jetspec.kernels.tree_build.benchmark import Shape
 from sglang_jetspec.kernels.tree_build.naive import tree_build
@@ -54,10 +53,7 @@ def _values(found):
 
 
 def main(shape: Shape, device: str = "cuda") -> None:
-    found = measure(shape, device)
-    for name, value in asdict(found).items():
-        print(f"{name}: {value}")
-    print(json.dumps(asdict(found)))
+    print_result(measure(shape, device))
 
 
 if __name__ == "__main__":

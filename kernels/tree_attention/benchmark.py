@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import tyro
 
+from sglang_jetspec.kernels.timing import copy_bandwidth, median_us
 from sglang_jetspec.kernels.tree_attention.kernel import tree_attention
 from sglang_jetspec.trees.bitmask import block_words
 
@@ -99,30 +100,19 @@ def flashinfer_run(shape: Shape, arguments: tuple[torch.Tensor, ...]) -> Callabl
     return lambda: wrapper.run(queries.flatten(0, 1), paged)
 
 
-def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a copy too large for the cache."""
-    from triton.testing import do_bench
-
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / (do_bench(lambda: target.copy_(source)) * 1e-3)
-
-
 def measure(shape: Shape, dtype: torch.dtype, bandwidth: float) -> Result:
     """Median times; SGLang runs the kernel in a graph, so launch overhead is left out."""
-    from triton.testing import do_bench_cudagraph
-
     arguments = tensors(shape, dtype)
     scale = shape.head**-0.5
-    ours = do_bench_cudagraph(lambda: tree_attention(*arguments, scale=scale)) * 1e-3
+    ours = median_us(lambda: tree_attention(*arguments, scale=scale), "cuda")
     other = flashinfer_run(shape, arguments)
-    rate = shape.read_bytes(dtype.itemsize) / ours
+    rate = shape.read_bytes(dtype.itemsize) / ours * 1e6
     return Result(
         shape,
-        ours_us=ours * 1e6,
-        flashinfer_us=None if other is None else do_bench_cudagraph(other) * 1e3,
+        ours_us=ours,
+        flashinfer_us=None if other is None else median_us(other, "cuda"),
         gigabytes_s=rate / 1e9,
-        teraflops=shape.flops() / ours / 1e12,
+        teraflops=shape.flops() / ours / 1e6,
         of_copy_bandwidth=rate / bandwidth,
     )
 
@@ -141,7 +131,7 @@ def main(
 
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA GPU")
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_bandwidth("cuda")
     shapes = [
         Shape(batch, count, length, heads, kv_heads, head)
         for batch in batches

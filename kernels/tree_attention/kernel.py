@@ -23,9 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-HEAD_SIZES = (16, 32, 64, 128, 256)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-WORD_BITS = 32
+from sglang_jetspec.kernels.tree_attention import arguments
+
 REDUCE_ROWS = 16
 LOG2_E = math.log2(math.e)
 
@@ -339,10 +338,11 @@ def tree_attention(
     Raises:
         ValueError: a shape, type or layout the kernel does not serve.
     """
-    _check(queries, local_keys, local_values, key_pool, value_pool, mask_words)
-    windowed = window is not None and window >= 0
-    if windowed and positions is None:
-        raise ValueError("a sliding window needs the positions of the local rows")
+    windowed, capped = window is not None and window >= 0, logit_cap > 0
+    arguments.check_values(queries, local_keys, local_values, key_pool, value_pool, mask_words)
+    arguments.check_addresses(queries, slot_table, table_rows, prefix_lens, out)
+    if windowed:
+        arguments.check_positions(positions, local_keys)
     batch, n_queries, heads, head_size = queries.shape
     n_local, heads_kv = local_keys.shape[1:3]
     group = heads // heads_kv
@@ -384,14 +384,14 @@ def tree_attention(
         n_local,
         mask_words.shape[2],
         heads_kv,
-        scale if logit_cap else scale * LOG2_E,
+        scale if capped else scale * LOG2_E,
         logit_cap,
         window if windowed else 0,
         GROUP=group,
         HEAD=head_size,
         PAGE=page_size,
         WINDOWED=windowed,
-        CAPPED=logit_cap > 0,
+        CAPPED=capped,
         SPLIT=splits > 1,
         # Triton's interpreter multiplies bf16 operands as integers, and truncates to bf16.
         WIDEN=queries.device.type == "cpu",
@@ -404,49 +404,3 @@ def tree_attention(
         grid = (triton.cdiv(rows, REDUCE_ROWS),)
         reduce[grid](partial, lse, out, rows, splits, HEAD=head_size, BLOCK_R=REDUCE_ROWS)
     return out
-
-
-def _check(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    key_pool: Tensor,
-    value_pool: Tensor,
-    words: Tensor,
-) -> None:
-    batch, n_queries, heads, head_size = queries.shape
-    n_local, heads_kv = keys.shape[1:3]
-    if head_size not in HEAD_SIZES or queries.dtype not in DTYPES:
-        raise ValueError(
-            f"head size {head_size} in {queries.dtype}: tree attention serves head sizes "
-            f"{HEAD_SIZES} in {', '.join(map(str, DTYPES))}"
-        )
-    if heads % heads_kv or n_local < n_queries or keys.shape != values.shape:
-        raise ValueError(
-            f"queries {tuple(queries.shape)}, local keys {tuple(keys.shape)} and values "
-            f"{tuple(values.shape)}: Hq must be a multiple of Hkv, and C at least P"
-        )
-    if key_pool.shape[1:] != (heads_kv, head_size) or value_pool.shape != key_pool.shape:
-        raise ValueError(
-            f"pools {tuple(key_pool.shape)}, {tuple(value_pool.shape)}: "
-            f"both must be [slots, {heads_kv}, {head_size}]"
-        )
-    if words.shape != (batch, n_queries, triton.cdiv(n_local, WORD_BITS)) or (
-        words.dtype is not torch.int32 or not words.is_contiguous()
-    ):
-        raise ValueError(
-            f"mask words {tuple(words.shape)} {words.dtype}: must be contiguous int32 "
-            f"[{batch}, {n_queries}, {triton.cdiv(n_local, WORD_BITS)}]"
-        )
-    for name, tensor in (
-        ("queries", queries),
-        ("local keys", keys),
-        ("local values", values),
-        ("key pool", key_pool),
-        ("value pool", value_pool),
-    ):
-        if tensor.stride()[-2:] != (head_size, 1) or tensor.dtype is not queries.dtype:
-            raise ValueError(
-                f"{name}: type {tensor.dtype}, strides {tensor.stride()}: needs {queries.dtype} "
-                "with contiguous heads and dimensions"
-            )

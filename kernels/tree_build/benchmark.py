@@ -7,15 +7,14 @@ The last line is one JSON object.
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 import torch
 import tyro
 from torch import Tensor
 
-from sglang_jetspec.kernels.timing import median_us
+from sglang_jetspec.kernels.timing import median_us, print_result
 from sglang_jetspec.trees import DraftTree, best_first_tree
 from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
 from sglang_jetspec.trees.heap import best_first_nodes
@@ -111,10 +110,7 @@ def measure_cpu(shape: Shape, runs: int) -> OnCpu:
 def main(shape: Shape, runs: int = 5, device: str | None = None) -> None:
     """device: cuda or cpu; by default whichever is there. runs: repetitions on a CPU."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    found = measure_cpu(shape, runs) if device == "cpu" else measure(shape, device)
-    for name, value in asdict(found).items():
-        print(f"{name}: {value}")
-    print(json.dumps(asdict(found)))
+    print_result(measure_cpu(shape, runs) if device == "cpu" else measure(shape, device))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def _pop_all(logprobs, depth_limit, pops, D, W, BLOCK_N: tl.constexpr, BLOCK_W: 
         # Log-probabilities rounded above 0 would come before their parents; NaN is no candidate.
         step = tl.where(step > 0.0, 0.0, tl.where(step == step, step, float("-inf")))
         cost = (0.0 - (score + step)).to(tl.int32, bitcast=True).to(tl.int64)
-        rest = ((depth + 1) << 22 | node << 12).to(tl.int64) | column.to(tl.int64)
+        rest = (depth + 1).to(tl.int64) << 22 | (node << 12) | column.to(tl.int64)
         children = tl.where(allowed, (cost << 32) | rest, TAKEN)
         frontier = tl.where(index[:, None] == node, children[None, :], frontier)
     return keys
@@ -194,11 +194,11 @@ def tree_build(
     block_n = max(32, triton.next_power_of_2(nodes))
     block_w = triton.next_power_of_2(width)
     _tree_build[(batch,)](
-        roots,
+        roots.contiguous(),  # a round's are a column of its blocks
         top_tokens.contiguous(),
         top_logprobs.contiguous(),
-        depth_limit,
-        node_limit,
+        depth_limit if depth_limit is None else depth_limit.contiguous(),
+        node_limit if node_limit is None else node_limit.contiguous(),
         tree.tokens,
         tree.parents,
         tree.depths,

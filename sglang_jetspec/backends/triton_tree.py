@@ -20,7 +20,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from torch import Tensor
 
 from sglang_jetspec.backends.registry import TREE_ATTENTION
-from sglang_jetspec.kernels.tree_attention.kernel import DTYPES, HEAD_SIZES, tree_attention
+from sglang_jetspec.kernels.tree_attention.arguments import DTYPES, HEAD_SIZES
+from sglang_jetspec.kernels.tree_attention.kernel import tree_attention
 from sglang_jetspec.trees.bitmask import block_words, mask_words
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sglang_jetspec.config import resolve_options
@@ -165,5 +166,5 @@ def report(checks: list[Check]) -> Table:
     for index, check in enumerate(checks):
         first = index == 0 or checks[index - 1].group != check.group
         mark = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[check.ok]
-        table.add_row(check.group if first else "", check.name, mark, check.detail)
+        table.add_row(check.group if first else "", check.name, mark, escape(check.detail))
     return table

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from sglang_jetspec.tools.bench.config import BenchConfig
+from sglang_jetspec.tools.errors import CommandError
 from sglang_jetspec.tools.foresight.config import AdapterTrainConfig, CalibrateConfig
 from sglang_jetspec.tools.fuzz.config import FuzzConfig
 from sglang_jetspec.tools.train.config import TrainConfig
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if others and not isinstance(command, Serve):
             raise ValueError(f"unknown argument {others[0]}; see jetspec --help")
         run(command, others)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, OSError, CommandError) as error:
         print(f"jetspec: {error}", file=sys.stderr)
         sys.exit(2)
 

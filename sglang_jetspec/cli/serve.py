@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -38,7 +39,7 @@ def serve(
 ) -> NoReturn:
     """Replaces this process by the server; without a target, by one with the demo pair."""
     line = command_line(*resolve_pair(target, head), host, port, others)
-    print(" ".join(line))
+    print(shlex.join(line))
     print(f"\nOnce the server says that it is ready, try:\n\n  {example_request(host, port)}\n")
     sys.stdout.flush()
     os.execv(sys.executable, line)

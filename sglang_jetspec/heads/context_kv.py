@@ -87,6 +87,7 @@ def _is_plain(attention: Any) -> bool:
         isinstance(weight, torch.Tensor)
         and attention.qkv_proj.bias is None
         and serves(attention.head_dim, weight.dtype)
+        and attention.k_norm.weight.dtype is weight.dtype
         and attention.v_scale is None
         and not attention.use_gemma_norm
         and getattr(rotary, "is_neox_style", False)

@@ -7,6 +7,7 @@ the path that leads there.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -15,15 +16,13 @@ from torch import Tensor, nn
 Embed = Callable[[Tensor], Tensor]  # [M] int64 token ids -> [M, H] the target's embeddings
 
 
-class Correction(nn.Module):
+class Correction(nn.Module, ABC):
     """The sequential part of a head. Its children carry the published tensor names.
 
     M rows (any mixture of requests and paths), H hidden size, S state size, V vocabulary.
-    predicts_acceptance: whether ``confidence`` answers.
     """
 
-    predicts_acceptance = False
-
+    @abstractmethod
     def step(
         self, depth: int, hidden: Tensor, previous: Tensor, state: Tensor | None, embed: Embed
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -34,11 +33,13 @@ class Correction(nn.Module):
 
         Returns the bias [M, V] (None: no bias at this depth) and the state for the children.
         """
-        raise NotImplementedError
 
-    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """[M] logit of the probability that the token drafted after ``previous`` is accepted."""
-        raise NotImplementedError
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
+        """[M] logit of the probability that the token drafted after ``previous`` is accepted.
+
+        None from a head that does not predict it.
+        """
+        return None
 
 
 class CorrectionConfig(Protocol):

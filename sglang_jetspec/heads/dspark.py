@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_jetspec.heads.correction import Correction, Embed
-from sglang_jetspec.heads.fields import HeadError, boolean, positive_int
+from sglang_jetspec.heads.fields import HeadError, boolean, positive_int, section
 
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
@@ -75,7 +75,7 @@ class DSparkConfig:
 def read_dspark(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> DSparkConfig | None:
     """Keys stand at the top level (DeepSeek), in ``dflash_config`` or ``dspark_config``
     (SpecForge); the innermost wins."""
-    fields = {**top, **dflash, **(top.get("dspark_config") or {})}
+    fields = {**top, **dflash, **section(top, "dspark_config")}
     named = any("DSpark" in name for name in top.get("architectures") or ())
     if not (named or fields.get("projector_type") == "dspark" or fields.get("markov_rank")):
         return None
@@ -121,7 +121,6 @@ class MarkovCorrection(Correction):
         super().__init__()
         self.config = config
         self.markov_head = MarkovHead(config, hidden_size, vocab_size)
-        self.predicts_acceptance = config.confidence
         if config.confidence:
             width = hidden_size + (config.rank if config.confidence_with_markov else 0)
             self.confidence_head = ConfidenceHead(width)
@@ -141,7 +140,9 @@ class MarkovCorrection(Correction):
             latent = output.tanh()
         return head.markov_w2(latent), state
 
-    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
+        if not self.config.confidence:
+            return None
         if self.config.confidence_with_markov:
             hidden = torch.cat([hidden, self.markov_head.markov_w1(previous)], -1)
         logits: Tensor = self.confidence_head.proj(hidden).squeeze(-1)

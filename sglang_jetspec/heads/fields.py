@@ -34,3 +34,23 @@ def boolean(fields: Mapping[str, Any], name: str, default: bool, prefix: str = "
     if not isinstance(value, bool):
         raise HeadError(f"{prefix}{name} is {value!r}; it must be true or false")
     return value
+
+
+def positive_number(fields: Mapping[str, Any], name: str, default: float) -> float:
+    """``fields[name]`` or ``default``; HeadError unless it is a number above 0."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise HeadError(f"{name} is {value!r}; it must be a positive number")
+    return float(value)
+
+
+def section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object at ``fields[name]``, an empty one where absent; HeadError for another value."""
+    value = fields.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise HeadError(f"{name} is {value!r}; it must be an object")
+    return value

@@ -13,7 +13,10 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
+    GatedRepoError,
     HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -22,7 +25,14 @@ from safetensors import SafetensorError, safe_open
 from sglang_jetspec.heads.correction import CorrectionConfig, ReadCorrection
 from sglang_jetspec.heads.domino import read_domino
 from sglang_jetspec.heads.dspark import read_dspark
-from sglang_jetspec.heads.fields import HeadError, optional_positive_int, positive_int
+from sglang_jetspec.heads.fields import (
+    HeadError,
+    boolean,
+    optional_positive_int,
+    positive_int,
+    positive_number,
+    section,
+)
 
 CONFIG_NAME = "config.json"
 WEIGHTS_PATTERN = "*.safetensors"
@@ -101,12 +111,12 @@ class HeadConfig:
     @property
     def token_input(self) -> bool:
         """Block rows hold tokens (noise, then guesses) instead of masks: a JetSpec++ head."""
-        return bool(self.jetspec.get("token_input", False))
+        return boolean(self.jetspec, "token_input", False, "jetspec.")
 
     @property
     def draft_shift(self) -> bool:
         """Row i predicts the token after its own position instead of the token at it."""
-        return bool(self.jetspec.get("draft_shift", False))
+        return boolean(self.jetspec, "draft_shift", False, "jetspec.")
 
 
 def load_head_config(folder: Path, causal: bool | None = None) -> HeadConfig:
@@ -116,16 +126,17 @@ def load_head_config(folder: Path, causal: bool | None = None) -> HeadConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise HeadError(f"{path} does not exist; give the folder of a draft head") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # of the text's encoding or of JSON
         raise HeadError(f"{path} is not valid JSON ({error}); download the head again") from error
+    if not isinstance(raw, dict):
+        raise HeadError(f"{path} holds no JSON object; download the head again")
     return parse_head_config(raw, causal)
 
 
 def parse_head_config(raw: dict[str, Any], causal: bool | None = None) -> HeadConfig:
     """Read a head's config object; raises HeadError on the first field that does not fit."""
-    top = {**(raw.get("text_config") or {}), **raw}
-    dflash = raw.get("dflash_config") or {}
-    jetspec = raw.get("jetspec") or {}
+    top = {**section(raw, "text_config"), **raw}
+    dflash, jetspec = section(raw, "dflash_config"), section(raw, "jetspec")
     _refuse_unsupported(top, dflash)
     heads = positive_int(top, "num_attention_heads")
     hidden = positive_int(top, "hidden_size")
@@ -145,7 +156,7 @@ def parse_head_config(raw: dict[str, Any], causal: bool | None = None) -> HeadCo
         num_attention_heads=heads,
         num_key_value_heads=optional_positive_int(top, "num_key_value_heads") or heads,
         head_dim=optional_positive_int(top, "head_dim") or hidden // heads,
-        rms_norm_eps=float(top.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=positive_number(top, "rms_norm_eps", 1e-6),
         rope_theta=_rope_theta(top),
         max_position_embeddings=positive_int(top, "max_position_embeddings"),
         vocab_size=vocab,
@@ -225,7 +236,7 @@ def check_tensors(folder: Path, config: HeadConfig) -> None:
 def resolve_head(path_or_hub_id: str, revision: str | None = None) -> Path:
     """Local folder as is; otherwise a hub repository, config and safetensors only (no pickle).
 
-    Raises HeadError when `path_or_hub_id` is neither.
+    Raises HeadError when `path_or_hub_id` is neither, or the hub does not give it.
     """
     local = Path(path_or_hub_id).expanduser()
     if local.is_dir():
@@ -236,6 +247,17 @@ def resolve_head(path_or_hub_id: str, revision: str | None = None) -> Path:
                 path_or_hub_id, revision=revision, allow_patterns=[CONFIG_NAME, WEIGHTS_PATTERN]
             )
         )
+    except GatedRepoError as error:
+        raise HeadError(
+            f"draft head {path_or_hub_id!r} is gated: accept its terms on the hub and log in "
+            "(hf auth login)"
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise HeadError(
+            f"draft head {path_or_hub_id!r} (revision {revision!r}) is no local folder, the hub "
+            "cannot be reached and its cache holds no copy; give the folder that holds its "
+            "config.json"
+        ) from error
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise HeadError(
             f"draft head {path_or_hub_id!r} (revision {revision!r}) is neither a local folder nor "
@@ -250,6 +272,9 @@ def _refuse_unsupported(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> No
             f"dflash_config.{used[0]} is {dflash[used[0]]!r}; only plain blocks are supported, "
             f"serve this head with the algorithm it was trained for"
         )
+    for name, served in (("hidden_act", "silu"), ("partial_rotary_factor", 1)):
+        if (value := top.get(name)) not in (None, served):
+            raise HeadError(f"{name} is {value!r}; heads are served with {served!r} only")
     kinds = set(top.get("layer_types") or ()) - {"full_attention"}
     if kinds:
         raise HeadError(
@@ -258,14 +283,14 @@ def _refuse_unsupported(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> No
 
 
 def _rope_theta(top: Mapping[str, Any]) -> float:
-    parameters = top.get("rope_parameters") or {}
+    parameters = section(top, "rope_parameters")
     scaling = parameters.get("rope_type", "default")
     if scaling != "default" or top.get("rope_scaling"):
         raise HeadError(
             f"rope scaling is {top.get('rope_scaling') or scaling!r}; only default rotary "
             f"embeddings are supported"
         )
-    return float(top.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+    return positive_number(top, "rope_theta", positive_number(parameters, "rope_theta", 10000.0))
 
 
 def _mask_token_id(top: Mapping[str, Any], dflash: Mapping[str, Any], vocab: int | None) -> int:
@@ -292,12 +317,13 @@ def _target_layer_ids(
             )
         ids = default_target_layer_ids(layers, target_layers)
     bound = "" if target_layers is None else f" below {target_layers - 1}, the last target layer"
-    fits = bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids)
+    fits = isinstance(ids, list | tuple) and bool(ids)
+    fits = fits and all(type(i) is int and i >= 0 for i in ids)
     fits = fits and all(a < b for a, b in pairwise(ids))
     # The runtime captures the state on entry to layer l + 1, so l cannot be the last layer.
     if not fits or (target_layers is not None and ids[-1] >= target_layers - 1):
         raise HeadError(
-            f"dflash_config.target_layer_ids is {list(ids)}; give ascending layer ids{bound}"
+            f"dflash_config.target_layer_ids is {ids!r}; give ascending layer ids{bound}"
         )
     return tuple(ids)
 
@@ -324,10 +350,15 @@ def _correction(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> Correction
 
 
 def _causal(top: Mapping[str, Any], dflash: Mapping[str, Any], override: bool | None) -> bool:
-    candidates = (override, dflash.get("causal_head"), dflash.get("causal"), top.get("is_causal"))
-    for value in candidates:
-        if value is not None:
-            return bool(value)
+    if override is not None:
+        return override
+    for fields, name, prefix in (
+        (dflash, "causal_head", "dflash_config."),
+        (dflash, "causal", "dflash_config."),
+        (top, "is_causal", ""),
+    ):
+        if fields.get(name) is not None:
+            return boolean(fields, name, False, prefix)
     return False
 
 
@@ -340,7 +371,8 @@ def _check_sizes(config: HeadConfig) -> None:
             f"num_key_value_heads ({config.num_key_value_heads})"
         )
     draft, vocab = config.draft_vocab_size, config.vocab_size
-    if config.correction is not None and (config.token_input or config.draft_shift):
+    from_tokens = config.token_input, config.draft_shift
+    if config.correction is not None and any(from_tokens):
         raise HeadError(
             f"jetspec.token_input or jetspec.draft_shift is set for a {config.kind} head; only "
             "plain JetSpec heads draft from tokens, leave both out"

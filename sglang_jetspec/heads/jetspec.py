@@ -132,7 +132,9 @@ class JetSpecDraftModel(DFlashDraftModel):
             ids = ids[(ids >= first) & (ids < held.org_vocab_end_index)]
             rows = self.target_lm_head.weight[ids - first].contiguous()
             if rows.device.type != "cpu" and "draft_rows" in self.__dict__:
-                self.draft_rows.copy_(rows)  # captured graphs hold its address
+                # Captured graphs hold their addresses.
+                self.draft_rows.copy_(rows)
+                self.vocabulary.ids.copy_(ids)
                 return
             self.__dict__["draft_rows"] = rows
             self.__dict__["draft_projection"] = make_linear(rows)

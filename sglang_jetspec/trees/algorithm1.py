@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sglang_jetspec.trees.best_first import best_first_tree
-from sglang_jetspec.trees.builder import TreeBuilder
+from sglang_jetspec.trees.builder import Drafts, TreeBuilder
 from sglang_jetspec.trees.draft_tree import DraftTree, check_drafts, limit_depth, rooted_tree
 
 
@@ -83,17 +83,10 @@ class Algorithm1(TreeBuilder, frozen=True):
         """[B, D] int64 children a node gets at each depth; None: W."""
         return None
 
-    def __call__(
-        self,
-        roots: Tensor,
-        top_tokens: Tensor,
-        top_logprobs: Tensor,
-        nodes: int,
-        depth_limit: Tensor | None = None,
-        entropies: Tensor | None = None,
-    ) -> DraftTree:
-        fan_out = self.fan_out(top_logprobs)
-        return algorithm1_tree(roots, top_tokens, top_logprobs, nodes, depth_limit, fan_out)
+    def build(self, drafts: Drafts, nodes: int) -> DraftTree:
+        rows = (drafts.roots, drafts.tokens, drafts.logprobs)
+        fan_out = self.fan_out(drafts.logprobs)
+        return algorithm1_tree(*rows, nodes, drafts.depth_limit, fan_out)
 
 
 class TopGap(Algorithm1, frozen=True):

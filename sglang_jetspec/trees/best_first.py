@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sglang_jetspec.trees.builder import TreeBuilder
+from sglang_jetspec.trees.builder import Drafts, TreeBuilder
 from sglang_jetspec.trees.draft_tree import DraftTree, check_drafts, limit_depth
 from sglang_jetspec.trees.search import search_tree
 
@@ -35,21 +35,14 @@ def best_first_tree(
 class BestFirst(TreeBuilder, frozen=True):
     """The N nodes of highest cumulative log-probability; on a CPU by a compiled heap."""
 
-    def __call__(
-        self,
-        roots: Tensor,
-        top_tokens: Tensor,
-        top_logprobs: Tensor,
-        nodes: int,
-        depth_limit: Tensor | None = None,
-        entropies: Tensor | None = None,
-    ) -> DraftTree:
-        if top_logprobs.device.type != "cpu":
-            return best_first_tree(roots, top_tokens, top_logprobs, nodes, depth_limit)
+    def build(self, drafts: Drafts, nodes: int) -> DraftTree:
+        rows = (drafts.roots, drafts.tokens, drafts.logprobs)
+        if drafts.logprobs.device.type != "cpu":
+            return best_first_tree(*rows, nodes, drafts.depth_limit)
         # Compiles when first imported, which processes that build no trees are spared.
         from sglang_jetspec.trees.best_first_cpu import best_first_tree_cpu
 
-        return best_first_tree_cpu(roots, top_tokens, top_logprobs, nodes, depth_limit)
+        return best_first_tree_cpu(*rows, nodes, drafts.depth_limit)
 
 
 class DDTree(BestFirst, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -10,7 +12,30 @@ from torch import Tensor
 from sglang_jetspec.trees.draft_tree import DraftTree
 
 
-class TreeBuilder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True)
+class Drafts:
+    """A head's rows, what a batch of trees is built of; see `TreeBuilder.__call__`."""
+
+    roots: Tensor
+    tokens: Tensor
+    logprobs: Tensor
+    depth_limit: Tensor | None
+    entropies: Tensor | None
+
+    def row_entropies(self) -> Tensor:
+        """[B, D]; ValueError where the caller gave none."""
+        if self.entropies is None:
+            raise ValueError("this kind of tree is built by the rows' entropies; give `entropies`")
+        return self.entropies
+
+
+class _AbstractStruct(msgspec.StructMeta, ABCMeta):
+    """Typed parameters and abstract methods in one class."""
+
+
+class TreeBuilder(
+    msgspec.Struct, metaclass=_AbstractStruct, frozen=True, forbid_unknown_fields=True
+):
     """Fields are the parameters (``tree_options``); a call builds the trees of a batch.
 
     needs_entropies: whether calls want the rows' entropies.
@@ -42,9 +67,14 @@ class TreeBuilder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             entropies: [B, D] fp32, in nats, over each row's whole vocabulary.
 
         Raises:
-            ValueError: shapes disagree or nodes < 1.
+            ValueError: shapes disagree, nodes < 1, or entropies that are needed are missing.
         """
-        raise NotImplementedError
+        drafts = Drafts(roots, top_tokens, top_logprobs, depth_limit, entropies)
+        return self.build(drafts, nodes)
+
+    @abstractmethod
+    def build(self, drafts: Drafts, nodes: int) -> DraftTree:
+        """What a call does, its arguments in one object."""
 
     def __post_init__(self) -> None:
         """Checks between fields; raises ValueError."""

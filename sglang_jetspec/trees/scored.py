@@ -7,12 +7,13 @@ best node whose parent is in the tree, N-1 times.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sglang_jetspec.trees.builder import TreeBuilder
+from sglang_jetspec.trees.builder import Drafts, TreeBuilder
 from sglang_jetspec.trees.draft_tree import DraftTree, check_drafts, limit_depth, rooted_tree
 
 
@@ -83,33 +84,33 @@ def _with_path_logprobs(tree: DraftTree) -> DraftTree:
     )
 
 
-class Hybrid(TreeBuilder, frozen=True):
+class ScoredTree(TreeBuilder, frozen=True):
+    """A kind whose scores need the rows' entropies."""
+
+    needs_entropies: ClassVar[bool] = True
+
+    @abstractmethod
+    def increments(self, logprobs: Tensor, entropies: Tensor) -> Tensor:
+        """See `scored_tree`. logprobs: [B, D, W] fp32. entropies: [B, D] fp32."""
+
+    def build(self, drafts: Drafts, nodes: int) -> DraftTree:
+        increments = self.increments(drafts.logprobs.float(), drafts.row_entropies())
+        rows = (drafts.roots, drafts.tokens, drafts.logprobs)
+        return scored_tree(*rows, increments, nodes, drafts.depth_limit)
+
+
+class Hybrid(ScoredTree, frozen=True):
     """Increment log q + alpha * H, H the row's entropy: a positive alpha goes deeper where the head
     is unsure, a negative one avoids it, 0 is `best_first`."""
 
-    needs_entropies: ClassVar[bool] = True
-
     alpha: float = 0.25
 
-    def __call__(
-        self,
-        roots: Tensor,
-        top_tokens: Tensor,
-        top_logprobs: Tensor,
-        nodes: int,
-        depth_limit: Tensor | None = None,
-        entropies: Tensor | None = None,
-    ) -> DraftTree:
-        if entropies is None:
-            raise ValueError("hybrid trees need the rows' entropies")
-        increments = top_logprobs.float() + self.alpha * entropies.unsqueeze(2)
-        return scored_tree(roots, top_tokens, top_logprobs, increments, nodes, depth_limit)
+    def increments(self, logprobs: Tensor, entropies: Tensor) -> Tensor:
+        return logprobs + self.alpha * entropies.unsqueeze(2)
 
 
-class Entropy(TreeBuilder, frozen=True):
+class Entropy(ScoredTree, frozen=True):
     """Increment H alone, the limit of `Hybrid` for a large alpha; `sign` -1 prefers sure rows."""
-
-    needs_entropies: ClassVar[bool] = True
 
     sign: int = 1
 
@@ -117,18 +118,7 @@ class Entropy(TreeBuilder, frozen=True):
         if self.sign not in (1, -1):
             raise ValueError(f"sign={self.sign}: use 1 or -1")
 
-    def __call__(
-        self,
-        roots: Tensor,
-        top_tokens: Tensor,
-        top_logprobs: Tensor,
-        nodes: int,
-        depth_limit: Tensor | None = None,
-        entropies: Tensor | None = None,
-    ) -> DraftTree:
-        if entropies is None:
-            raise ValueError("entropy trees need the rows' entropies")
-        impossible = top_logprobs == float("-inf")
-        increments = (self.sign * entropies.unsqueeze(2)).expand_as(top_logprobs)
-        increments = increments.masked_fill(impossible, float("-inf"))
-        return scored_tree(roots, top_tokens, top_logprobs, increments, nodes, depth_limit)
+    def increments(self, logprobs: Tensor, entropies: Tensor) -> Tensor:
+        impossible = logprobs == float("-inf")
+        increments = (self.sign * entropies.unsqueeze(2)).expand_as(logprobs)
+        return increments.masked_fill(impossible, float("-inf"))

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from sglang_jetspec.cli import main as cli
 from sglang_jetspec.cli.serve import command_line, example_request
 from sglang_jetspec.tools import demo_target
+from sglang_jetspec.tools.bench.server import ServerError
 from sglang_jetspec.tools.model_pair import resolve_pair
 from sglang_jetspec.tools.train.config import TrainConfig
 
@@ -99,6 +101,7 @@ def test_command_line_of_a_given_pair() -> None:
         (["bench", "--data", ".", "--arms", "eagle"], "'eagle' is no arm"),
         (["serve", "--target", "T"], "--head is missing"),
         (["train", "--config", "run.ini"], "run.ini: use one of .toml"),
+        (["fuzz", "--target", "T", "--head", "H", "--replay", "/nope"], "/nope"),
     ],
 )
 def test_a_refused_option_is_one_line_and_code_two(
@@ -110,6 +113,25 @@ def test_a_refused_option_is_one_line_and_code_two(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_failed_run_is_one_line_and_an_error_of_ours_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(error: Exception) -> Callable[..., None]:
+        def run(*args: object) -> None:
+            raise error
+
+        return run
+
+    monkeypatch.setattr(cli, "run", failing(ServerError("the server ended with code 1")))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["doctor"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "jetspec: the server ended with code 1\n"
+    monkeypatch.setattr(cli, "run", failing(RuntimeError("mat1 and mat2 shapes differ")))
+    with pytest.raises(RuntimeError, match="mat1"):
+        cli.main(["doctor"])
 
 
 def test_pairs(demo: None) -> None:

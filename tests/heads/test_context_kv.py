@@ -82,7 +82,13 @@ def test_writes_what_the_head_computes():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("v_scale", 0.5), ("use_gemma_norm", True), ("head_dim", 48)]
+    ("field", "value"),
+    [
+        ("v_scale", 0.5),
+        ("use_gemma_norm", True),
+        ("head_dim", 48),
+        ("k_norm", SimpleNamespace(weight=torch.rand(SIZE).half(), variance_epsilon=1e-5)),
+    ],
 )
 def test_leaves_other_attention_to_sglang(field, value):
     head = model()

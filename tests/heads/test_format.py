@@ -1,7 +1,9 @@
 import json
 
+import httpx
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, OfflineModeIsEnabled
 from safetensors.torch import save_file
 
 from sglang_jetspec.heads.format import (
@@ -13,6 +15,8 @@ from sglang_jetspec.heads.format import (
     parse_head_config,
     resolve_head,
 )
+
+REQUEST = httpx.Request("GET", "https://example.org")
 
 
 def raw_config(**changes):
@@ -106,6 +110,18 @@ def test_mask_token_must_be_a_target_token(mask):
         (with_dflash(target_hidden_size=32), "target_hidden_size"),
         (with_dflash(projector_type="mamba"), "projector_type.*jetspec, dflash, dspark, domino"),
         (with_dflash(conv_kernel_size=4), "conv_kernel_size"),
+        (raw_config(hidden_act="gelu"), "hidden_act is 'gelu'"),
+        (raw_config(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
+        (with_dflash(causal_head="false"), r"dflash_config\.causal_head is 'false'"),
+        (raw_config(is_causal="no"), "is_causal is 'no'"),
+        (raw_config(jetspec={"token_input": "false"}), r"jetspec\.token_input is 'false'"),
+        (raw_config(jetspec={"draft_shift": 1}), r"jetspec\.draft_shift is 1"),
+        (raw_config(jetspec=["token_input"]), "jetspec is .*must be an object"),
+        (raw_config(dflash_config="jetspec"), "dflash_config is 'jetspec'"),
+        (raw_config(rms_norm_eps="1e-6"), "rms_norm_eps is '1e-6'"),
+        (raw_config(rope_theta=-1), "rope_theta is -1"),
+        (with_dflash(target_layer_ids=3), "target_layer_ids is 3"),
+        (with_dflash(target_layer_ids=[True, 3]), "target_layer_ids is .*True"),
     ],
 )
 def test_unusable_fields_are_named(raw, field):
@@ -236,6 +252,12 @@ def test_broken_folders_are_explained(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(HeadError, match="not valid JSON"):
         load_head_config(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(HeadError, match="not valid JSON"):
+        load_head_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(HeadError, match="holds no JSON object"):
+        load_head_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(raw_config()))
     with pytest.raises(HeadError, match="holds no"):
         check_tensors(tmp_path, load_head_config(tmp_path))
@@ -267,3 +289,20 @@ def test_hub_download_never_asks_for_pickles(monkeypatch, tmp_path):
 def test_missing_local_folder_is_explained(tmp_path):
     with pytest.raises(HeadError, match="neither a local folder nor"):
         resolve_head(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (GatedRepoError("403", response=httpx.Response(403, request=REQUEST)), "is gated"),
+        (LocalEntryNotFoundError("no connection"), "cannot be reached"),
+        (OfflineModeIsEnabled("HF_HUB_OFFLINE=1"), "cannot be reached"),
+    ],
+)
+def test_what_the_hub_does_not_give_is_explained(monkeypatch, error, message):
+    def download(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("sglang_jetspec.heads.format.snapshot_download", download)
+    with pytest.raises(HeadError, match=f"'owner/some-head'.*{message}"):
+        resolve_head("owner/some-head")

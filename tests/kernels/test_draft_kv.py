@@ -69,6 +69,15 @@ def test_random_heads(seed):
         assert relative_error(got[:, slots], exact[:, slots]) <= TOLERANCE[dtype]
 
 
+def test_weights_and_pools_read_by_address_are_checked():
+    weights = make_weights(torch.Generator(), torch.float32, 16, 1, 2, 2, 32)
+    pools = torch.zeros(2, 2, 5, 2, 32, device=DEVICE)
+    with pytest.raises(ValueError, match=r"value pool of layer 0: .*strides \(32, 64, 1\)"):
+        weights.addresses(pools[0], pools[1].transpose(1, 2))
+    with pytest.raises(ValueError, match=r"key pool of layer 0: torch\.float16"):
+        weights.addresses(pools[0].half(), pools[1])
+
+
 def test_definition_is_the_reference_heads():
     """The oracle's K and V are those the trainer's head computes of a context."""
     config = HeadConfig(

@@ -194,6 +194,10 @@ def test_splits_follow_shapes_only():
         (lambda a: (*a[:3], a[3][:, :, :32], *a[4:]), "pools"),
         (lambda a: (a[0], a[1].half(), *a[2:]), "local keys"),
         (lambda a: (a[0], a[1][:, :3], a[2][:, :3], *a[3:]), "C at least P"),
+        (lambda a: (a[0], a[1].repeat(2, 1, 1, 1), a[2].repeat(2, 1, 1, 1), *a[3:]), "B and D"),
+        (lambda a: (*a[:5], a[5].T, *a[6:]), "slot table"),
+        (lambda a: (*a[:6], a[6].repeat(2), *a[7:]), "table_rows"),
+        (lambda a: (*a[:7], a[7].repeat(2, 1), a[8]), "prefix_lens"),
     ],
 )
 def test_what_it_does_not_serve_is_named(change, message):
@@ -202,7 +206,24 @@ def test_what_it_does_not_serve_is_named(change, message):
         kernel.tree_attention(*change(arguments), **options)
 
 
-def test_a_window_needs_positions():
+@pytest.mark.parametrize(
+    "positions", [None, torch.zeros(1, 3), torch.zeros(4, 1).T.expand(4, 4)[:1, ::2]]
+)
+def test_a_window_needs_the_positions_of_all_local_rows(positions):
     arguments, options = Case([3], 4, 4, window=2).tensors()
     with pytest.raises(ValueError, match="positions"):
-        kernel.tree_attention(*arguments, **{**options, "positions": None})
+        kernel.tree_attention(*arguments, **{**options, "positions": positions})
+
+
+def test_an_output_of_another_layout_is_refused():
+    arguments, options = Case([3], 4, 4).tensors()
+    out = torch.empty_like(arguments[0]).transpose(1, 2)
+    with pytest.raises(ValueError, match="out"):
+        kernel.tree_attention(*arguments, **options, out=out)
+
+
+def test_a_negative_logit_cap_is_none():
+    arguments, options = Case([3], 4, 4).tensors()
+    expected = kernel.tree_attention(*arguments, **options)
+    got = kernel.tree_attention(*arguments, **{**options, "logit_cap": -1.0})
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)

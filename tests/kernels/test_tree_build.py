@@ -53,7 +53,7 @@ def test_random_trees(seed):
 
 @pytest.mark.parametrize(
     ("nodes", "depth", "width"),
-    [(2, 1, 1), (32, 15, 4), (33, 15, 7), (65, 3, 9), (256, 16, 7)],
+    [(2, 1, 1), (32, 15, 4), (33, 15, 7), (65, 3, 9), (256, 16, 7), (601, 600, 1)],
 )
 def test_word_boundaries_and_large_trees(nodes, depth, width):
     arguments = (*drafts(nodes, 1, depth, width, ties=True), nodes)

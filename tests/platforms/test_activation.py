@@ -97,6 +97,22 @@ def test_what_the_user_gave_stays():
     assert (args.max_running_requests, args.max_total_tokens) == (3, 77)
 
 
+@pytest.mark.parametrize(("value", "disabled"), [(None, True), ("0", True), ("1", False)])
+def test_the_overlap_schedule_is_kept_when_asked_for(monkeypatch, value, disabled):
+    monkeypatch.delenv("SGLANG_JETSPEC_CPU_OVERLAP", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SGLANG_JETSPEC_CPU_OVERLAP", value)
+    args = arguments(disable_overlap_schedule=False)
+    JetSpecCpuPlatform().apply_server_args_defaults(args)
+    assert args.disable_overlap_schedule is disabled
+
+
+def test_another_value_of_the_overlap_variable_is_refused(monkeypatch):
+    monkeypatch.setenv("SGLANG_JETSPEC_CPU_OVERLAP", "true")
+    with pytest.raises(ValueError, match="SGLANG_JETSPEC_CPU_OVERLAP='true': use 0"):
+        JetSpecCpuPlatform().apply_server_args_defaults(arguments())
+
+
 def test_verify_slots_end_at_the_row():
     req_to_token = torch.arange(20, dtype=torch.int32).view(2, 10) + 100
     slots = verify_cache_locs(

@@ -60,9 +60,16 @@ def test_variants_share_features_and_are_compared(base, tmp_path):
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_unfit_variants_are_refused_before_any_run(base, tmp_path):
-    text = "[plain]\n[typo]\nobjectiv = 'sft'\n"
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[plain]\n[typo]\nobjectiv = 'sft'\n", r"\[typo\].*unknown field `objectiv`"),
+        ("seed = 3\n", "seed is no table"),
+        ("", "holds no variant"),
+    ],
+)
+def test_unfit_variants_are_refused_before_any_run(base, tmp_path, text, message):
     config = AblateConfig(base, variants(tmp_path / "v.toml", text), tmp_path / "out")
-    with pytest.raises(ValueError, match=r"\[typo\].*unknown field `objectiv`"):
+    with pytest.raises(ValueError, match=message):
         ablate(config)
     assert not (tmp_path / "out").exists()

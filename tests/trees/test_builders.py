@@ -12,6 +12,7 @@ from torch import Tensor
 from sglang_jetspec.trees import (
     TREE_BUILDERS,
     DraftTree,
+    TreeBuilder,
     algorithm1_tree,
     best_first_tree,
     max_nodes,
@@ -337,6 +338,11 @@ def test_algorithm1_accepts_far_less_at_equal_budget(nodes: int, least_gain: flo
 def test_options_are_typed(name, options, message) -> None:
     with pytest.raises(ValueError, match=message):
         tree_builder(TREE_BUILDERS, name, options)
+
+
+def test_a_kind_that_builds_nothing_is_no_builder() -> None:
+    with pytest.raises(TypeError, match="abstract method 'build'"):
+        TreeBuilder()
 
 
 @pytest.mark.parametrize("name", ["hybrid", "entropy"])

@@ -59,7 +59,10 @@ def parse_arms(text: str) -> list[Arm]:
         kind, _, rest = item.partition(":")
         if kind not in KINDS:
             raise ValueError(f"--arms: {kind!r} is no arm; use {', '.join(KINDS)}")
-        options = dict(_option(item, pair) for pair in rest.split(",") if rest)
+        pairs = [_option(item, pair) for pair in rest.split(",") if rest]
+        options = dict(pairs)
+        if len(options) < len(pairs):
+            raise ValueError(f"--arms: {item!r} sets an option twice")
         if options and kind != "jetspec":
             raise ValueError(f"--arms: {item!r}: only jetspec takes options")
         arms.append(Arm(item, kind, options))

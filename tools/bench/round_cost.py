@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,7 @@ def main(config: RoundCostConfig) -> None:
     args = [
         *("--model-path", target, "--dtype", config.dtype, "--context-length", "2048"),
         *("--speculative-algorithm", "JETSPEC", "--speculative-draft-model-path", head),
-        *("--max-running-requests", str(max(config.batches)), *config.server_args.split()),
+        *("--max-running-requests", str(max(config.batches)), *shlex.split(config.server_args)),
     ]
     results = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -23,12 +23,14 @@ from typing import Any
 
 import httpx
 
+from sglang_jetspec.tools.errors import CommandError
+
 HOST = "127.0.0.1"
 TAIL_LINES = 40
 REAP_S = 5.0  # longest wait for killed processes to leave the process table
 
 
-class ServerError(RuntimeError):
+class ServerError(CommandError):
     """The server did not start, ended early, or answered with an error; says what it logged."""
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import msgspec
 
-from sglang_jetspec.tools.bench.server import Server
+from sglang_jetspec.tools.bench.server import Server, ServerError
 from sglang_jetspec.tools.fuzz.cases import Body, Case, Group, is_greedy
 
 LOGPROB_TOLERANCE = 1e-3
@@ -70,7 +71,17 @@ def _generate(server: Server, body: Body) -> list[Answer]:
 
 
 def _stream(server: Server, body: Body) -> Answer:
-    """The last piece of a stream, with a fault where a piece does not continue the one before."""
+    """The last piece of a stream, with a fault where a piece does not continue the one before.
+
+    Raises ServerError where the stream breaks off.
+    """
+    try:
+        return _read_stream(server, body)
+    except httpx.TransportError as error:
+        raise ServerError(f"POST /generate, streamed: {error!r}{server.log_tail()}") from error
+
+
+def _read_stream(server: Server, body: Body) -> Answer:
     last: dict[str, Any] = {"output_ids": [], "meta_info": {}}
     fault = ""
     with server.client.stream("POST", "/generate", json=body) as response:

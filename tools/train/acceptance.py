@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_jetspec.heads.drafting import corrected_tree
+from sglang_jetspec.heads.drafting import corrected_tree, top_rows
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.features import Features
@@ -105,6 +105,7 @@ def draft_everywhere(
     size, first = head.config.block_size, head.config.first_row
     drafting = slice(first, first + head.config.max_depth)
     inputs, generator = block_inputs(head.config), torch.Generator().manual_seed(index)
+    token_ids = None if draft_token_ids is None else draft_token_ids.to(device)
     tokens, logprobs, sequential = [], [], []
     for part in anchors.split(blocks):
         rows, _ = inputs.fill(ids.cpu(), part.cpu(), generator)
@@ -113,13 +114,10 @@ def draft_everywhere(
         if head.correction is not None:
             sequential.append(hidden)
             continue
-        logits = F.linear(hidden, target.draft_lm_head.to(dtype)).float()
-        best = logits.log_softmax(-1).topk(width, dim=-1)
-        chosen = best.indices
-        if draft_token_ids is not None:
-            chosen = draft_token_ids.long().to(device)[chosen]
-        tokens.append(chosen)
-        logprobs.append(best.values)
+        logits = F.linear(hidden, target.draft_lm_head.to(dtype))
+        best, best_logprobs, _ = top_rows(logits, width, token_ids)
+        tokens.append(best)
+        logprobs.append(best_logprobs)
     if sequential:
         return SequentialCandidates(anchors.cpu(), torch.cat(sequential), head, target)
     return Candidates(anchors.cpu(), torch.cat(tokens).cpu(), torch.cat(logprobs).cpu())

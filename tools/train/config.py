@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import tyro
 
-from sglang_jetspec.tools.train.generation import Generation
+from sglang_jetspec.tools.train.generation import Count, Generation
 
 DECODERS = {
     ".toml": msgspec.toml.decode,
@@ -37,7 +37,6 @@ OPERATION = frozenset(
     }
 )
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -75,8 +74,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Where cached features are kept, OUT/features if left out; runs on the same data can share."""
 
     init_from: str | None = None
-    """Head folder or hub id to continue from; gives the next four options and the draft
-    vocabulary."""
+    """Head folder or hub id to continue from; gives the next four options, the draft vocabulary
+    and the sizes of a sequential part. Other settings of the head must be given as they are."""
     target_layer_ids: tuple[int, ...] | None = None
     """Target layers whose output states the head reads (0 = first layer); 5 from the second to the
     third last if left out. Paper: those, 1 9 17 25 33 of 36."""
@@ -197,7 +196,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     if decode is None:
         raise ValueError(f"{path}: use one of {', '.join(DECODERS)}")
     try:
-        values: dict[str, Any] = decode(path.read_bytes())
+        values = decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: holds no object; give options and their values")
     return values

@@ -53,13 +53,16 @@ class Example:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file."""
+    """Yield the objects of a JSON-lines file; ValueError on a line that holds none."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                yield json.loads(line)
+                row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: {row!r} is no object")
+            yield row
 
 
 def drop_partial_line(path: Path) -> None:
@@ -85,7 +88,8 @@ def read_prompts(path: Path, licenses: Sequence[str] | None = None) -> list[Prom
             raise ValueError(f"{path}, line {number}: id {prompt.id!r} occurs twice")
         prompts[prompt.id] = prompt
     if not prompts:
-        raise ValueError(f"no prompt in {path} has one of the licences {licenses}")
+        among = "" if licenses is None else f" has one of the licences {', '.join(licenses)}"
+        raise ValueError(f"no prompt in {path}{among}")
     return list(prompts.values())
 
 
@@ -124,12 +128,18 @@ def chat_token_ids(
 
 
 def read_answers(path: Path) -> dict[tuple[str, int], Answer]:
-    """Answers of `path` by prompt id and turn; none when it does not exist."""
-    rows = read_jsonl(path) if path.exists() else ()
-    return {
-        (str(row["id"]), row.get("turn", 0)): Answer(row["answer_ids"], row["finished"])
-        for row in rows
-    }
+    """Answers of `path` by prompt id and turn; none when it does not exist.
+
+    Raises ValueError for a row that lacks a key.
+    """
+    answers = {}
+    for number, row in enumerate(read_jsonl(path) if path.exists() else (), start=1):
+        missing = {"id", "answer_ids", "finished"} - row.keys()
+        if missing:
+            raise ValueError(f"{path}, line {number}: lacks {', '.join(sorted(missing))}")
+        key = str(row["id"]), row.get("turn", 0)
+        answers[key] = Answer(row["answer_ids"], row["finished"])
+    return answers
 
 
 def next_turn(

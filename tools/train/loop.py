@@ -130,14 +130,15 @@ class Trainer:
         sums = self.accelerator.reduce(batch_sums(loss, batch), "sum")
         measured = averages(sums)
         # Processes' gradients are averaged: scaled like this they are the whole batch's.
-        (loss.total * self.accelerator.num_processes / sums[2]).backward()
+        weight = torch.where(sums[2] > 0, sums[2], 1.0)
+        (loss.total * self.accelerator.num_processes / weight).backward()
         norm = nn.utils.clip_grad_norm_(self.head.parameters(), config.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {**measured, "lr": rate, "grad_norm": float(norm)}
 
     def _over(self) -> bool:
-        """Whether the steps are done or any process has used up the wall-clock budget."""
+        """Whether the steps are done, or the wall-clock budget by the mean of all processes."""
         spent = torch.tensor(self._spent(), device=self.accelerator.device)
         if self.config.minutes and self.accelerator.num_processes > 1:
             spent = self.accelerator.reduce(spent, "mean")
@@ -175,11 +176,12 @@ def batch_sums(loss: BlockLoss, batch: Batch) -> Tensor:
 def averages(sums: Tensor) -> Step:
     """What is logged of (added) `batch_sums`."""
     total, kl, weight, accepted, blocks, *positions = sums.tolist()
+    weight = weight or 1.0  # no row is supervised: the sums are 0
     half = len(positions) // 2
     pairs = zip(positions[1:half], positions[half + 1 :], strict=True)
     return {
         "loss": total / weight,
         "kl": kl / weight,
-        "chain_acceptance": accepted / blocks,
+        "chain_acceptance": accepted / max(blocks, 1),
         "accuracy": [right / max(rows, 1) for right, rows in pairs],
     }

@@ -78,6 +78,12 @@ class TrainingRun:
         held_out = [is_held_out(example.id, config.held_out_share) for example in self.examples]
         self.train_rows = [i for i, held in enumerate(held_out) if not held]
         self.held_out_rows = [i for i, held in enumerate(held_out) if held]
+        if len(self.train_rows) < accelerator.num_processes:
+            raise ValueError(
+                f"{len(self.train_rows)} of {len(self.examples)} answers are left to train on, "
+                f"fewer than processes ({accelerator.num_processes}): held_out_share is "
+                f"{config.held_out_share}; lower it or give more prompts"
+            )
         used = {example.id for example in self.examples}
         self.licenses = sorted({p.license for p in prompts if p.license and p.id in used})
         target = load_target(config.target, accelerator.device)

@@ -89,9 +89,9 @@ def _block_sums(
         matches = (draft.argmax(-1) == wanted.argmax(-1)).view(len(tokens), -1)
     linear = (draft * gradient).sum()  # has the objective's gradient
     total = weights @ losses + linear - linear.detach()
-    if correction.predicts_acceptance:
+    predicted = correction.confidence(hidden.flatten(0, 1), previous.flatten())
+    if predicted is not None:
         survival = 1 - 0.5 * (draft.detach().softmax(-1) - wanted.softmax(-1)).abs().sum(-1)
-        predicted = correction.confidence(hidden.flatten(0, 1), previous.flatten())
         total = total + weights @ F.binary_cross_entropy_with_logits(
             predicted.float(), survival, reduction="none"
         )

@@ -25,12 +25,13 @@ def resolve(config: TrainConfig) -> tuple[TrainConfig, HeadConfig]:
     """
     target = AutoConfig.from_pretrained(config.target)
     if config.init_from is None:
+        mask = config.mask_token_id
         config = _fill(
             config,
             draft_layers=DRAFT_LAYERS,
             block_size=BLOCK_SIZE,
             target_layer_ids=default_target_layer_ids(TAPS, target.num_hidden_layers),
-            mask_token_id=config.mask_token_id or spare_token_id(config.target, target),
+            mask_token_id=spare_token_id(config.target, target) if mask is None else mask,
         )
         head = head_config(config, target, config.draft_vocab_size)
         return config, parse_head_config(raw_config(head))

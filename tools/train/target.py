@@ -139,6 +139,8 @@ def check_imported(head: HeadConfig, config: TrainConfig, target: PretrainedConf
         "hidden_size",
         "mask_token_id",
         "kind",
+        "token_input",
+        "draft_shift",
     ):
         _refuse_difference(name, getattr(head, name), getattr(wanted, name))
     for name in ("vocab_size", "num_target_layers"):  # optional in published heads

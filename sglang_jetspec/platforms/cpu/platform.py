@@ -13,6 +13,7 @@ DISPATCH_KEY = "jetspec_cpu"
 
 # `native` keeps SGLang's plain-torch operators, to bisect numerical differences and to compare.
 CPU_OPS_VARIABLE = "SGLANG_JETSPEC_CPU_OPS"
+CPU_OVERLAP_VARIABLE = "SGLANG_JETSPEC_CPU_OVERLAP"
 
 DEFAULT_MAX_RUNNING_REQUESTS = 16
 # KV rows a host serves unless `--max-total-tokens` says otherwise. SGLang would take most of the
@@ -37,7 +38,7 @@ class JetSpecCpuPlatform(CpuDeviceMixin, SRTPlatform):
         _disable_graphs(server_args)
         # There is no second stream to overlap with: the schedule would only decode each request
         # one step past its end and report every token one step late.
-        if os.environ.get("SGLANG_JETSPEC_CPU_OVERLAP") != "1":
+        if not overlap_enabled():
             server_args.disable_overlap_schedule = True
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
@@ -94,6 +95,14 @@ class JetSpecCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def get_dispatch_key_name(self) -> str:
         return DISPATCH_KEY
+
+
+def overlap_enabled() -> bool:
+    """Whether the server keeps SGLang's overlap schedule (see CPU_OVERLAP_VARIABLE)."""
+    choice = os.environ.get(CPU_OVERLAP_VARIABLE, "0")
+    if choice not in ("0", "1"):
+        raise ValueError(f"{CPU_OVERLAP_VARIABLE}={choice!r}: use 0 (default) or 1.")
+    return choice == "1"
 
 
 def fast_ops_enabled() -> bool:

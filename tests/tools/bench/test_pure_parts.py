@@ -42,6 +42,7 @@ def test_arms_and_their_flags() -> None:
         ("jetspec:n", "'n' is no option"),
         ("jetspec:n=many", "n must be a whole number, got 'many'"),
         ("ar,jetspec,ar", "ar is named twice"),
+        ("jetspec:n=8,n=16", "'jetspec:n=8,n=16' sets an option twice"),
     ],
 )
 def test_bad_arms_are_named(text: str, message: str) -> None:

@@ -8,7 +8,9 @@ import httpx
 import msgspec
 import pytest
 
-from sglang_jetspec.tools.fuzz.cases import Group
+from sglang_jetspec.tools.bench.server import ServerError
+from sglang_jetspec.tools.fuzz.answers import ask
+from sglang_jetspec.tools.fuzz.cases import Case, Group
 from sglang_jetspec.tools.fuzz.config import FuzzConfig
 from sglang_jetspec.tools.fuzz.run import main, run
 
@@ -93,6 +95,22 @@ def test_a_difference_is_reduced_written_and_found_again(config, capsys):
     again = replace(config, replay=files[0])
     assert run(again, start(wrong=True))["differences"] == 1
     assert run(again, start(wrong=False))["differences"] == 0
+
+
+def test_a_stream_that_breaks_off_is_the_servers_error():
+    class Broken(Pretender):
+        def answer(self, request):
+            raise httpx.RemoteProtocolError("peer closed connection")
+
+        def log_tail(self):
+            return "; end of the log"
+
+    body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}, "stream": True}
+    with (
+        Broken(wrong=False) as server,
+        pytest.raises(ServerError, match=r"peer closed connection.*end of the log"),
+    ):
+        ask(server, Group(0, False, [Case(body)]))
 
 
 def test_the_code_says_whether_there_was_a_difference(config, monkeypatch, capsys):

@@ -37,6 +37,7 @@ def test_other_formats(tmp_path, suffix):
         ('steps = "many"', r"Expected `int`, got `str` - at `\$.steps`"),
         ("objective = 'kl'", r"Invalid enum value 'kl' - at `\$.objective`"),
         ("learning_rate = 0", r"`\$.learning_rate`"),
+        ("[generation]\nbatch_size = 0", r"`\$.generation.batch_size`"),
         ("steps = ", r"run.toml: Invalid value"),
     ],
 )
@@ -55,6 +56,9 @@ def test_unfit_flags_are_refused_by_name():
 def test_unknown_kinds_of_file_and_missing_ones(tmp_path):
     with pytest.raises(ValueError, match=r"run.ini: use one of .toml"):
         parse(["--config", "run.ini", *REQUIRED])
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"run\.json: holds no object"):
+        parse(["--config", str(tmp_path / "run.json"), *REQUIRED])
     with pytest.raises(ValueError, match="No such file"):
         parse(["--config", str(tmp_path / "run.toml"), *REQUIRED])
 

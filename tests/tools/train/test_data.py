@@ -14,6 +14,7 @@ from sglang_jetspec.tools.train.data import (
     is_held_out,
     load_examples,
     next_turn,
+    read_answers,
     read_jsonl,
     read_prompts,
 )
@@ -117,8 +118,10 @@ def test_only_the_wanted_licences_are_read(tmp_path):
     path = write(tmp_path / "p.jsonl", rows)
     assert [p.id for p in read_prompts(path, ("MIT",))] == ["b"]
     assert [p.id for p in read_prompts(path)] == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="no prompt in"):
+    with pytest.raises(ValueError, match=r"no prompt in .* has one of the licences GPL-3\.0"):
         read_prompts(path, ("GPL-3.0",))
+    with pytest.raises(ValueError, match=r"no prompt in .*empty\.jsonl$"):
+        read_prompts(write(tmp_path / "empty.jsonl", []))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,16 @@ def test_broken_line_is_located(tmp_path):
     path.write_text('{"id": 1}\n{"id"\n')
     with pytest.raises(ValueError, match="line 2"):
         list(read_jsonl(path))
+    path.write_text('{"id": 1}\n[1]\n')
+    with pytest.raises(ValueError, match=r"line 2: \[1\] is no object"):
+        list(read_jsonl(path))
+
+
+def test_answers_that_lack_a_key_are_located(tmp_path):
+    whole = {"id": "a", "answer_ids": [1], "finished": True}
+    path = write(tmp_path / "a.jsonl", [whole, {"id": 1}])
+    with pytest.raises(ValueError, match="line 2: lacks answer_ids, finished"):
+        read_answers(path)
 
 
 def test_held_out_share_depends_on_the_id_alone():

@@ -15,7 +15,7 @@ from sglang_jetspec.heads.reference import load_reference_head
 from sglang_jetspec.tools.export_head import newest_checkpoint
 from sglang_jetspec.tools.train.checkpoint import list_checkpoints, load_checkpoint
 from sglang_jetspec.tools.train.export import export_checkpoint, published_weights
-from sglang_jetspec.tools.train.loop import learning_rate
+from sglang_jetspec.tools.train.loop import averages, learning_rate
 from sglang_jetspec.tools.train.loss import block_hidden, chain_acceptance
 from sglang_jetspec.tools.train.run import TrainingRun, main, run
 
@@ -193,6 +193,8 @@ def test_a_head_exported_imported_and_exported_again_is_equal(train_config, tmp_
         ("target_layer_ids", {"target_layer_ids": (1, 2)}),
         ("causal", {"causal": False}),
         ("mask_token_id", {"mask_token_id": 16}),
+        ("token_input", {"token_input": True}),
+        ("draft_shift", {"draft_shift": True}),
     ],
 )
 def test_a_head_of_other_settings_is_not_continued(train_config, tmp_path, field, changes):
@@ -212,6 +214,7 @@ def test_a_head_of_other_settings_is_not_continued(train_config, tmp_path, field
         ({"block_size": 1}, "block_size"),
         ({"draft_vocab_size": 100_000}, "draft_vocab_size"),
         ({"mask_token_id": 1}, "occurs in the training text"),
+        ({"held_out_share": 1.0}, "0 of 12 answers are left.*held_out_share is 1.0"),
     ],
 )
 def test_unusable_settings_are_refused_before_any_work(train_config, changes, message):
@@ -262,6 +265,15 @@ def test_cross_entropy_reads_the_text_within_the_draft_vocabulary(train_config, 
 def test_chain_acceptance_stops_at_the_first_miss():
     matches = torch.tensor([[0, 1, 1, 0, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]).bool()
     assert chain_acceptance(matches).tolist() == [3, 1, 5]
+
+
+def test_a_batch_without_a_supervised_row_counts_as_nothing():
+    assert averages(torch.zeros(5 + 2 * 3)) == {
+        "loss": 0.0,
+        "kl": 0.0,
+        "chain_acceptance": 0.0,
+        "accuracy": [0.0, 0.0],
+    }
 
 
 def test_learning_rate_warms_up_and_decays_to_zero(train_config):

@@ -86,7 +86,7 @@ def direct_loss(head, target, batch, objective):
                 loss = (log_p.exp() * (log_p - log_q)).sum()
             else:
                 loss = (log_q.exp() * (log_q - log_p)).sum()
-            if head.correction.predicts_acceptance:
+            if hasattr(head, "confidence_head"):
                 survives = 1 - (log_q.exp() - log_p.exp()).abs().sum().detach() / 2
                 logit = head.correction.confidence(row, previous)[0]
                 loss = loss + F.binary_cross_entropy_with_logits(logit, survives)

@@ -13,6 +13,14 @@ def test_what_is_left_open_is_filled_in(train_config):
         resolve(train_config(target_layer_ids=None))  # four layers have no five to tap
 
 
+def test_a_mask_of_id_0_is_taken_as_given(train_config, monkeypatch):
+    def spare(*_):
+        raise AssertionError("no other token is looked for")
+
+    monkeypatch.setattr("sglang_jetspec.tools.train.shape.spare_token_id", spare)
+    assert resolve(train_config(mask_token_id=0))[1].mask_token_id == 0
+
+
 def test_the_mask_is_the_tokenizers_or_an_id_it_does_not_use(corpus, tmp_path):
     plain = str(corpus / "target")
     tokenizer = AutoTokenizer.from_pretrained(plain)
