@@ -26,7 +26,7 @@ class RequestText:
         """After a prefill: the prompts, and the [B] tokens sampled behind them."""
         for req, row, start, count in zip(
             batch.reqs,
-            batch.req_pool_indices.tolist(),
+            batch.req_pool_indices,
             batch.prefix_lens,
             batch.extend_lens,
             strict=True,

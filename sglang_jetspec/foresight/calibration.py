@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -114,6 +115,12 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     Path(path).write_bytes(encoded + b"\n")
 
 
+@lru_cache(maxsize=64)
+def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers on a device, copied there once: a copy from the host waits for the device."""
+    return torch.tensor(values, device=device)
+
+
 def features(evidence: Evidence) -> Tensor:
     """[B, g, 6] fp32 features of each draft, in the order of `FEATURES`."""
     law, drafts = evidence.law[:, :-1], evidence.drafts
@@ -132,7 +139,7 @@ def features(evidence: Evidence) -> Tensor:
 
 def hazards(evidence: Evidence, fitted: ClassCalibration) -> Tensor:
     """[B, g] calibrated chance of accepting each draft, given that those before it were."""
-    weights = torch.tensor(fitted.coefficients, device=evidence.drafts.device)
+    weights = constants(fitted.coefficients, evidence.drafts.device)
     logits = (features(evidence).double() * weights).sum(-1)
     return torch.sigmoid(logits).clamp(CERTAIN, 1 - CERTAIN)
 
@@ -152,8 +159,8 @@ def calibrated_outcomes(evidence: Evidence, fitted: ClassCalibration, count: int
     ranked = rank_outcomes(log_lengths, bonus, count)
     if not fitted.thresholds:
         return ranked
-    least = [math.log(max(t, 1e-30)) for t in fitted.thresholds]
-    floor = torch.tensor(least, device=ranked.scores.device)
+    least = tuple(math.log(max(t, 1e-30)) for t in fitted.thresholds)
+    floor = constants(least, ranked.scores.device)
     index = ranked.lengths.clamp(max=len(least) - 1)
     scores = ranked.scores.masked_fill(ranked.scores < floor[index], float("-inf"))
     return Outcomes(ranked.lengths, ranked.anchors, scores)

@@ -43,7 +43,8 @@ class Meter:
         self.totals = Totals()
         self.rounds = 0
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)
-        self.read: Tensor | None = None  # counts on their way to the host
+        pinned = self.counts.device.type == "cuda"
+        self.read = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)  # on their way to the host
 
     def count(self, waited: Tensor, hit: Tensor) -> None:
         """A round's requests: [B] bool each."""
@@ -56,10 +57,9 @@ class Meter:
             self.flush()
 
     def flush(self) -> None:
-        if self.read is not None:
-            self.totals.waited, self.totals.hits = self.read.tolist()
+        self.totals.waited, self.totals.hits = self.read.tolist()
         self.publish(self.totals)
         self.totals = Totals()
         # The copy is complete long before the next reading, 32 rounds later.
-        self.read = self.counts.to("cpu", non_blocking=True, copy=True)
+        self.read.copy_(self.counts, non_blocking=True)
         self.counts.zero_()

@@ -17,6 +17,7 @@ from sglang_jetspec.foresight.calibration import (
     ClassCalibration,
     Evidence,
     calibrated_outcomes,
+    constants,
 )
 from sglang_jetspec.foresight.fan_out import integer_fan_out, length_law
 from sglang_jetspec.foresight.outcomes import (
@@ -67,10 +68,9 @@ def geometric(evidence: Evidence, count: int, settings: RuleSettings) -> Outcome
     bonus = bonus_law(evidence.drafts, evidence.law)
     device = bonus.device
     best, anchors = bonus.topk(min(max(fan_out), bonus.shape[2]), dim=2)
-    kept = torch.arange(best.shape[2], device=device) < torch.tensor(
-        fan_out, device=device
-    ).unsqueeze(1)
-    scores = (torch.tensor(law, device=device)[:, None] * best).log()
+    fan_outs = constants(tuple(map(float, fan_out)), device)
+    kept = torch.arange(best.shape[2], device=device) < fan_outs.unsqueeze(1)
+    scores = (constants(tuple(law), device)[:, None] * best).log()
     scores = scores.masked_fill(~kept, float("-inf"))
     lengths = torch.arange(drafts + 1, device=device)[None, :, None].expand_as(scores)
     return sort_outcomes(lengths.flatten(1), anchors.flatten(1), scores.flatten(1), count)

@@ -1,11 +1,14 @@
 """A server's rounds over paged pools against offline rounds over caches by position."""
 
+import copy
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sglang_jetspec.foresight.calibration import Calibration, ClassCalibration
+from sglang_jetspec.foresight.drafting import ForesightDrafter
 from sglang_jetspec.foresight.executors import SerialExecutor, ThreadExecutor
 from sglang_jetspec.foresight.layers import RowKeys, Seen, causal_rows
 from sglang_jetspec.foresight.options import foresight_options
@@ -14,7 +17,7 @@ from sglang_jetspec.foresight.selection import RULES, RuleSettings
 from sglang_jetspec.foresight.serving import Foresight, Requests, laws
 from sglang_jetspec.tools.foresight.evaluate import parse_plan
 from sglang_jetspec.tools.foresight.rounds import RoundPlan, Session, _sampling
-from sglang_jetspec.verification import target_choices
+from sglang_jetspec.verification import Sampling, target_choices
 
 PROMPTS = [[3, 14, 15], [9, 2, 6, 5, 3, 5], [8]]
 TOKENS, SLOTS, POSITIONS = 24, 400, 64
@@ -276,6 +279,58 @@ def test_a_head_of_short_context_sees_the_near_positions_only(make_models):
     seen.head.keys[:, seen.table[0, :22]] += 100.0
     seen.round()
     assert seen.text[0, 30:35].tolist() != drafts[0][2]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_nothing_is_read_back_to_the_host(make_models, rule):
+    """On the meta device reading a value raises."""
+    models = make_models("random")
+    networks = models.foresight
+    drafter = replace(
+        networks.drafter,
+        layers=copy.deepcopy(networks.drafter.layers).to("meta"),
+        fuse=lambda states: states[..., :32],
+        norm=lambda hidden: hidden,
+        embed=lambda ids: torch.empty(*ids.shape, 32, device="meta"),
+        logits=lambda hidden: torch.empty(*hidden.shape[:-1], 40, device="meta"),
+    )
+    decoder, adapter = (
+        copy.deepcopy(part).to("meta") for part in (networks.decoder, networks.adapter)
+    )
+
+    def pool(stack):
+        return KeyPool(stack.shape, len(stack.layers), 90, torch.zeros(1, device="meta")).buffers
+
+    calibration = Calibration("", "", 5, {"greedy": FITTED, "sampled": FITTED})
+    foresight = Foresight(
+        ForesightDrafter(drafter, decoder, adapter),
+        foresight_options(options("J2-R1", 4, rule)),
+        calibration,
+        rows=5,
+        requests=3,
+        head=pool(drafter.layers),
+        decoder=pool(decoder.stack),
+        on_cpu=False,
+    )
+
+    def empty(*shape, dtype=torch.int64):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    requests = Requests(empty(3), empty(3), empty(3, 20), empty(3, 30))
+    sampling = Sampling(
+        temperatures=empty(3, dtype=torch.float32),
+        top_ks=empty(3),
+        top_ps=empty(3, dtype=torch.float32),
+        min_ps=None,
+        greedy=empty(3, dtype=torch.bool),
+        all_greedy=False,
+    )
+    context = foresight.context(requests)
+    block = foresight.draft(requests, context, empty(3))
+    foresight.keep(requests, foresight.foresee(requests, context, block, sampling))
+    features = empty(3, 5, 64, dtype=torch.float32)
+    foresight.commit(context, block.tokens, features, empty(3, 5), empty(3, 5))
 
 
 def test_laws_follow_each_requests_settings():
