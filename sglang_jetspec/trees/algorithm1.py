@@ -101,7 +101,7 @@ class TopGap(Algorithm1, frozen=True):
         width = top_logprobs.shape[2]
         if width < 2:
             return None
-        gap = (top_logprobs[..., 0] - top_logprobs[..., 1]).float()
+        gap = (top_logprobs[..., 0] - top_logprobs[..., 1]).float().nan_to_num()
         share = torch.sigmoid(-self.beta * (gap - self.center))
         return (width * share).round().clamp(1, width).long()
 

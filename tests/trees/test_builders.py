@@ -351,6 +351,16 @@ def test_scores_that_need_entropies_say_so(name) -> None:
         Case(torch.zeros(1, 2, 2), 4).build(KINDS[name])
 
 
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_a_row_of_one_possible_token_has_a_gap(beta) -> None:
+    """Its gap is infinite; without a steepness it counts as any other."""
+    logprobs = torch.tensor([[[0.0, -math.inf, -math.inf, -math.inf]] * 2])
+    builder = tree_builder(TREE_BUILDERS, "top2gap", {"beta": beta})
+    assert builder.fan_out(logprobs).tolist() == [[2, 2] if beta == 0 else [1, 1]]
+    tree = Case(logprobs, 4).build(builder)
+    assert tree.depths[tree.live].tolist() == [0, 1, 2]
+
+
 @given(
     case=cases(max_step=5),
     dead=st.integers(0, 8),
