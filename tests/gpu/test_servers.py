@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness import PLAIN, generate_all, tree
+from harness import PLAIN, foresight, generate_all, tree
 from workloads import prompts
 
 HERE = Path(__file__).parent
@@ -81,3 +81,10 @@ def test_flashinfer_serves_trees():
     texts = [answer["choices"][0]["message"]["content"] for answer in (wanted, got)]
     assert texts[0][:20] == texts[1][:20]
     assert details["spec_accept_length"] > 1.3
+
+
+@pytest.mark.parametrize("executor", ["serial", "stream"])
+def test_foreseen_blocks_leave_the_answers_and_wait_for_nothing(plain, executor):
+    setup = foresight("33", 4, SGLANG_JETSPEC_EXECUTOR=executor, **detector())
+    found = answers(gpu(setup, "--attention-backend", "triton"))
+    assert [a["output_ids"] for a in found] == plain
