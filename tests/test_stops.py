@@ -14,8 +14,14 @@ from sglang_jetspec.stops import finish_token_by_token
 
 TARGET = Path(__file__).parent / "fixtures" / "tiny-qwen3" / "target"
 EOS = 2
-# SGLang's own, also where another test has loaded the plug-in.
-original = inspect.unwrap(Req.update_finish_state)
+
+
+def original(req, length):
+    """SGLang's own, also where another test has loaded the plug-in.
+
+    Looked up here: loading replaces the function wherever a module's global holds it.
+    """
+    inspect.unwrap(Req.update_finish_state)(req, length)
 
 
 @pytest.fixture(scope="module")
