@@ -37,6 +37,7 @@ RUNNING: list[Server] = []
 # What `make test` leaves to `make test-wide`: further configurations and the example programs.
 WIDE_FILES = {"test_heads.py", "test_observability.py", "test_tensor_parallel.py"}
 WIDE_TESTS = {
+    "test_a_grammar_backend_without_rollback_is_refused",
     "test_a_client_prints_what_it_prints_without_speculation",
     "test_streamed_tool_calls_equal_the_whole",
     "test_the_clients_show_what_they_are_about",

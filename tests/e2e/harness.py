@@ -9,8 +9,9 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,15 +29,16 @@ __all__ = [
     "LLGUIDANCE",
     "PAGED",
     "PLAIN",
+    "SABOTAGED",
     "SEEDED_PLAIN",
     "SHORT_HEAD",
     "Answer",
     "Server",
     "Setup",
     "assert_no_slot_is_lost",
+    "broken",
     "foresight",
     "generate_all",
-    "sabotaged",
     "short_head",
     "small_pool",
     "tree",
@@ -177,10 +179,21 @@ def short_head(reach: int) -> str:
     return str(folder)
 
 
-def sabotaged(step: str) -> Setup:
-    """JETSPEC with one step of its round broken (negative control)."""
-    whole = tree(16, 4, 7, **plugin("sabotage"), JETSPEC_SABOTAGE=step)
-    return Setup(step, whole.args, whole.env)
+SABOTAGE = GOLDEN_FOLDER / "sabotage"
+SABOTAGE.write_text("")
+SABOTAGED = replace(
+    tree(16, 4, 7, **plugin("sabotage"), JETSPEC_SABOTAGE=str(SABOTAGE)),
+    name="sabotaged",
+    shape=None,
+)
+
+
+@contextmanager
+def broken(step: str) -> Iterator[None]:
+    """One step of a sabotaged server's rounds is broken meanwhile (negative control)."""
+    SABOTAGE.write_text(step)
+    yield
+    SABOTAGE.write_text("")
 
 
 def with_plugin(setup: Setup, name: str, **more: str) -> Setup:

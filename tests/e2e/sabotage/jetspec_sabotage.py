@@ -1,9 +1,12 @@
 """Negative controls: a plug-in that breaks one step of JETSPEC's round.
 
-Put this folder on a server's PYTHONPATH and name the step in JETSPEC_SABOTAGE.
+Put this folder on a server's PYTHONPATH and name a file in JETSPEC_SABOTAGE; the step that the file
+names is broken until it names another, or none.
 """
 
+import functools
 import os
+from pathlib import Path
 
 
 def causal_mask(original, window_worker, batch, tree, window, plan):
@@ -30,8 +33,21 @@ TARGETS = {
 }
 
 
+def while_named(step, broken):
+    """A hook that breaks the step only while the file names it."""
+    file = Path(os.environ["JETSPEC_SABOTAGE"])
+
+    @functools.wraps(broken)
+    def hook(original, *args, **kwargs):
+        if file.read_text() == step:
+            return broken(original, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    return hook
+
+
 def register():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    path, hook = TARGETS[os.environ["JETSPEC_SABOTAGE"]]
-    HookRegistry.register(path, hook, HookType.AROUND)
+    for step, (path, broken) in TARGETS.items():
+        HookRegistry.register(path, while_named(step, broken), HookType.AROUND)
