@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sglang_jetspec.config import resolve_options
+from sglang_jetspec.foresight.folder import ADAPTER, MANIFEST, load_foresight
 from sglang_jetspec.heads.fit import fit_problems
 from sglang_jetspec.heads.format import (
     HeadConfig,
@@ -104,12 +106,26 @@ def model_checks(target: str | None, head: str | None) -> Iterator[Check]:
         yield Check("models", "head", False, f"{name}: {error}")
         return
     yield Check("models", "head", True, f"{name} ({config.kind}): {options}")
+    if any((folder / part).exists() for part in (MANIFEST, ADAPTER)):
+        yield _foresight_check(folder, target)
     demo = default_cache_dir() / TARGET_FOLDER
     if target is None and (head is not None or not demo.is_dir()):
         why = "not given" if head else "demo target not fetched yet; run jetspec demo-paths"
         yield Check("models", "target", None, why)
         return
     yield _target_check(target or str(demo), config)
+
+
+def _foresight_check(folder: Path, target: str | None) -> Check:
+    """What a JetSpec++ folder holds besides its head."""
+    try:
+        found = load_foresight(folder, None if target is None else Path(target).name)
+    except ValueError as error:
+        return Check("models", "JetSpec++", False, str(error))
+    parts = [f"adapter {'found' if found.adapter else 'absent'}"]
+    classes = sorted(found.calibration.classes) if found.calibration else []
+    parts.append(f"calibration {'of ' + ', '.join(classes) if classes else 'absent'}")
+    return Check("models", "JetSpec++", True, "; ".join([*parts, *found.refused]))
 
 
 def _on_cpu() -> bool:

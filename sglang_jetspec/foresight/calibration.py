@@ -92,16 +92,19 @@ def temperature_class(greedy: bool) -> str:
 
 
 def load_calibration(
-    path: Path, *, target: str, adapter_sha256: str, block_size: int
+    path: Path, *, target: str | None, adapter_sha256: str, block_size: int
 ) -> Calibration:
-    """Read the artefact and refuse one that was fitted for something else (CalibrationError)."""
+    """Read the artefact and refuse one that was fitted for something else (CalibrationError).
+
+    target: None takes any.
+    """
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=Calibration)
     except (OSError, msgspec.DecodeError) as error:
         raise CalibrationError(f"{path}: {error}; run `jetspec calibrate` again") from error
     expected = {"target": target, "adapter_sha256": adapter_sha256, "block_size": block_size}
     for name, value in {**expected, "version": VERSION}.items():
-        if getattr(found, name) != value:
+        if value is not None and getattr(found, name) != value:
             raise CalibrationError(
                 f"{path}: {name} is {getattr(found, name)!r}, this server has {value!r}; run "
                 f"`jetspec calibrate` for this target, adapter and block size"

@@ -96,12 +96,14 @@ def check_manifest(folder: Path) -> None:
             )
 
 
-def load_foresight(folder: Path, target: str, dtype: torch.dtype = torch.float32) -> Foresight:
+def load_foresight(
+    folder: Path, target: str | None, dtype: torch.dtype = torch.float32
+) -> Foresight:
     """Load what the folder holds besides the head.
 
-    target: what the calibration must have been fitted for. Raises HeadError for a folder that
-    contradicts its manifest or whose head does not load, CalibrationError for a calibration made
-    for something else. An adapter in another format is refused, not an error.
+    target: what the calibration must have been fitted for, None for any. Raises HeadError for a
+    folder that contradicts its manifest or whose head does not load, CalibrationError for a
+    calibration made for something else. An adapter in another format is refused, not an error.
     """
     folder = Path(folder)
     check_manifest(folder)

@@ -1,6 +1,7 @@
 """What doctor looks at and how it reports."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,20 @@ def test_this_installation_is_sound() -> None:
     ]
     assert [check for check in checks if check.ok is False] == []
     assert {check.group for check in checks} == {"versions", "SGLang hooks", "plug-in", "platform"}
+
+
+def test_a_jetspec_plus_plus_folder_is_looked_at_whole(tmp_path: Path) -> None:
+    fixture = Path(__file__).parents[1] / "fixtures" / "tiny-qwen3"
+    folder = tmp_path / "folder"
+    shutil.copytree(fixture / "jetspecpp", folder)
+    checks = list(model_checks(str(fixture / "target"), str(folder)))
+    assert [(check.name, check.ok) for check in checks] == [
+        ("head", True),
+        ("JetSpec++", True),
+        ("target", True),
+    ]
+    assert checks[1].detail == "adapter found; calibration of greedy, sampled"
+    (folder / "adapter" / "adapter.safetensors").write_bytes(b"damaged")
+    checks = list(model_checks(str(fixture / "target"), str(folder)))
+    assert checks[1].ok is False
+    assert "adapter.safetensors: sha256 is" in checks[1].detail

@@ -1,7 +1,8 @@
 """Arms of a comparison: one name on the command line, one set of server flags.
 
 Grammar of `--arms`: names separated by commas; `jetspec` takes options after a colon, which are
-also separated by commas: `ar,jetspec,jetspec:n=16,w=4,d=7,tree=algorithm1`.
+also separated by commas: `ar,jetspec,jetspec:n=16,w=4,d=7,tree=algorithm1`. JetSpec++ is
+`jetspec:n=16,j=3,r=3,b=4`: J passes, R refreshes, B outcomes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,22 @@ from pathlib import Path
 
 BASELINES = ("ar", "ar_torch_native")
 KINDS = (*BASELINES, "jetspec")
-# Option of a `jetspec` arm -> server flag; `tree` is read from the environment instead.
+# Option of a `jetspec` arm -> server flag, or variable of its environment.
 _FLAGS = {
     "n": "--speculative-num-draft-tokens",
     "w": "--speculative-eagle-topk",
     "d": "--speculative-num-steps",
 }
-_TREE_VARIABLE = "SGLANG_JETSPEC_TREE"
+_VARIABLES = {
+    "j": "SGLANG_JETSPEC_PASSES",
+    "r": "SGLANG_JETSPEC_REFRESHES",
+    "b": "SGLANG_JETSPEC_OUTCOMES",
+    "tree": "SGLANG_JETSPEC_TREE",
+    "rule": "SGLANG_JETSPEC_RULE",
+    "executor": "SGLANG_JETSPEC_EXECUTOR",
+    "core": "SGLANG_JETSPEC_FORESIGHT_CORES",
+}
+_NUMBERS = (*_FLAGS, "j", "r", "b", "core")
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class Arm:
     @property
     def env(self) -> dict[str, str]:
         """Variables this arm adds to the server's environment."""
-        return {_TREE_VARIABLE: self.options["tree"]} if "tree" in self.options else {}
+        return {_VARIABLES[key]: v for key, v in self.options.items() if key in _VARIABLES}
 
 
 def parse_arms(text: str) -> list[Arm]:
@@ -87,10 +97,10 @@ def _split(text: str) -> list[str]:
 
 def _option(arm: str, pair: str) -> tuple[str, str]:
     key, equals, value = pair.partition("=")
-    known = (*_FLAGS, "tree")
+    known = (*_FLAGS, *_VARIABLES)
     if key not in known or not equals or not value:
         raise ValueError(f"--arms: {arm!r}: {pair!r} is no option; use {'=, '.join(known)}=")
-    if key in _FLAGS and not value.isdecimal():
+    if key in _NUMBERS and not value.isdecimal():
         raise ValueError(f"--arms: {arm!r}: {key} must be a whole number, got {value!r}")
     return key, value
 

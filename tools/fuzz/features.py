@@ -165,6 +165,11 @@ def processors() -> dict[str, str]:
     }
 
 
+def banned_tokens(size: int) -> list[int]:
+    """The same for all requests: SGLang's scheduler ends where two in a batch ban other tokens."""
+    return random.Random(size).sample(range(20, size), size // 8)
+
+
 def processor(rng: random.Random, vocabulary: Vocabulary, body: Body) -> None:
     sampling = body["sampling_params"]
     if any(kind in sampling for kind in GRAMMARS):  # together they may leave no token
@@ -172,8 +177,7 @@ def processor(rng: random.Random, vocabulary: Vocabulary, body: Body) -> None:
     if rng.random() < 0.5:
         sampling["custom_params"] = {"ngram_size": 2, "window_size": 90}
     else:
-        banned = rng.sample(range(20, vocabulary.size), vocabulary.size // 8)
-        sampling["custom_params"] = {"token_ids": banned}
+        sampling["custom_params"] = {"token_ids": banned_tokens(vocabulary.size)}
     (name,) = processors().keys() & sampling["custom_params"].keys()
     body["custom_logit_processor"] = processors()[name]
 

@@ -30,6 +30,16 @@ def test_arms_and_their_flags() -> None:
     assert arms[3].server_args("H") == draft + shape.split()
     assert arms[3].env == {"SGLANG_JETSPEC_TREE": "algorithm1"}
     assert arms[2].env == {}
+    [arm] = parse_arms("jetspec:n=16,j=3,r=2,b=4,rule=geometric,executor=thread,core=1")
+    assert arm.server_args("H") == [*draft, "--speculative-num-draft-tokens", "16"]
+    assert arm.env == {
+        "SGLANG_JETSPEC_PASSES": "3",
+        "SGLANG_JETSPEC_REFRESHES": "2",
+        "SGLANG_JETSPEC_OUTCOMES": "4",
+        "SGLANG_JETSPEC_RULE": "geometric",
+        "SGLANG_JETSPEC_EXECUTOR": "thread",
+        "SGLANG_JETSPEC_FORESIGHT_CORES": "1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -38,7 +48,7 @@ def test_arms_and_their_flags() -> None:
         ("", "at least one arm"),
         ("ar,eagle", "'eagle' is no arm; use ar, ar_torch_native, jetspec"),
         ("ar:n=4", "only jetspec takes options"),
-        ("jetspec:m=4", "'m=4' is no option; use n=, w=, d=, tree="),
+        ("jetspec:m=4", "'m=4' is no option; use n=, w=, d=, j=, r=, b=, tree="),
         ("jetspec:n", "'n' is no option"),
         ("jetspec:n=many", "n must be a whole number, got 'many'"),
         ("ar,jetspec,ar", "ar is named twice"),
