@@ -89,7 +89,11 @@ class Server:
         self.start_timeout_s = start_timeout_s
         self.log = log or self._scratch / "server.log"
         self.client = httpx.Client(
-            base_url=f"http://{HOST}:{self.port}", timeout=request_timeout_s, trust_env=False
+            base_url=f"http://{HOST}:{self.port}",
+            timeout=request_timeout_s,
+            trust_env=False,
+            # The server closes idle connections after 5 s; one must not be used just then.
+            limits=httpx.Limits(keepalive_expiry=1.0),
         )
         self.process: subprocess.Popen[bytes] | None = None
 
