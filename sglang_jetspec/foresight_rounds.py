@@ -39,6 +39,9 @@ from sglang_jetspec.window import Window, usable_nodes
 
 logger = logging.getLogger(__name__)
 
+# Targets whose layers are exactly `foresight.layers.DecoderLayer`.
+DENSE_TARGETS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
 
 Ahead = tuple[Foreseen | None, float]
 
@@ -197,6 +200,12 @@ def make_foresight(
     spec, head = get_spec(), worker.head
     folder = resolve_head(spec.speculative_draft_model_path, spec.speculative_draft_model_revision)
     runner, dtype = worker.model_runner, worker.draft_model.fc.weight.dtype
+    name = type(runner.model).__name__
+    if options.reads_predictions and name not in DENSE_TARGETS:
+        raise HeadError(
+            f"refreshes={options.refreshes}, outcomes={options.outcomes}: predicted states are "
+            f"decoded by the layers of {', '.join(DENSE_TARGETS)}; this target is {name}. Use 0."
+        )
     found = load_parts(folder, head, options, Path(runner.model_config.model_path).name, dtype)
     first = head.target_layer_ids[-1] + 1
     layers = runner.model_config.num_hidden_layers

@@ -83,6 +83,10 @@ def test_other_layers_are_refused_by_name(model):
     quantised.self_attn.o_proj = SimpleNamespace(qweight=torch.zeros(4, 4))
     with pytest.raises(HeadError, match="weight"):
         plain_layer(quantised, shape)
+    biased = fused(model.model.layers[0])
+    biased.self_attn.o_proj = torch.nn.Linear(32, 32)
+    with pytest.raises(HeadError, match="o_proj has a bias"):
+        plain_layer(biased, shape)
     short = fused(model.model.layers[0])
     short.mlp.down_proj = SimpleNamespace(weight=torch.zeros(32, 24))
     with pytest.raises(HeadError, match="down_proj"):
