@@ -35,8 +35,8 @@ def plain_layer(layer: nn.Module, shape: LayerShape) -> DecoderLayer:
 def layer_weights(layer: Any, shape: LayerShape) -> dict[str, Tensor]:
     """The weights by their Hugging Face names, views of SGLang's fused ones."""
     attention, mlp = layer.self_attn, layer.mlp
-    for name, linear in (("o_proj", attention.o_proj), ("down_proj", mlp.down_proj)):
-        if getattr(linear, "bias", None) is not None:
+    for part, name in ((attention, "o_proj"), (mlp, "down_proj")):
+        if getattr(getattr(part, name, None), "bias", None) is not None:
             raise TypeError(f"{name} has a bias")
     query = shape.num_attention_heads * shape.head_dim
     key_value = shape.num_key_value_heads * shape.head_dim
