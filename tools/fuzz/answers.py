@@ -116,6 +116,9 @@ def _answer(found: dict[str, Any], body: Body, fault: str = "") -> Answer:
     finish = dict(meta["finish_reason"])
     if finish["type"] == "abort":
         finish.pop("message", None)
+        if count == 1:
+            # A refused request: SGLang answers a placeholder prompt, or with no token yet (0).
+            return Answer(200, [], "", finish, fault=fault)
     return Answer(
         status=200,
         ids=ids,

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sglang_jetspec.tools.fuzz.answers import (
     Answer,
+    _answer,
     difference,
     differences,
     has_one_score,
@@ -215,3 +216,14 @@ def test_reduction_ends_after_its_attempts():
 
     shrink(Group(0, True, [Case(body(stop=["x"], top_p=0.5, min_p=0.1))]), differs, attempts=2)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("count", "ids"), [(1, []), (3, [15, 16, 17])])
+def test_what_a_refused_request_holds_is_no_answer(count, ids):
+    """One token means that nothing was generated; longer answers are compared to their end."""
+    reason = {"type": "abort", "status_code": 400, "message": "Input length (510 tokens) ..."}
+    meta = {"completion_tokens": count, "prompt_tokens": 1, "finish_reason": reason}
+    found = {"output_ids": [15, 16, 17][:count], "text": "x" * count, "meta_info": meta}
+    answer = _answer(found, {"sampling_params": {"max_new_tokens": None}})
+    assert answer.ids == ids
+    assert answer.finish == {"type": "abort", "status_code": 400}
