@@ -38,7 +38,10 @@ def write_prompts(path: Path, count: int, seed: int, taken: set[str]) -> None:
         if text not in taken:
             texts.append(text)
             taken.add(text)
-    rows = [{"id": f"{path.stem}-{i}", "prompt": text} for i, text in enumerate(texts)]
+    rows = [
+        {"id": f"{path.stem}-{i}", "task": path.stem, "turns": [text]}
+        for i, text in enumerate(texts)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
