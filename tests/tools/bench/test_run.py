@@ -145,7 +145,11 @@ def test_a_terminated_run_leaves_no_server(
         data = (Path({str(data)!r}),)
         bench.run(BenchConfig(data=data, target={str(target)!r}, head="H"), factory)
     """
-    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
+    run = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        # A test run in a shell's background has been told to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not (pid_file.exists() and pid_file.read_text()):
         assert time.monotonic() < deadline
