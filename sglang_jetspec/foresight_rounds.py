@@ -35,7 +35,7 @@ from sglang_jetspec.sampling import batch_sampling
 from sglang_jetspec.trees import Chain, DraftTree
 from sglang_jetspec.trees.shrink import shrink
 from sglang_jetspec.verification import Acceptance, Sampling
-from sglang_jetspec.window import Window, usable_nodes
+from sglang_jetspec.window import Commit, Window, usable_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -174,17 +174,14 @@ class ForesightRounds:
     ) -> None:
         """After a round: features are [B * N, F] of the nodes."""
         self._join(done)
-        path = acceptance.path.clamp(min=0)
-        index = torch.arange(path.shape[1], device=path.device)
-        kept = index < acceptance.lengths.unsqueeze(1)
-        nodes = features.view(*tree.tokens.shape, -1)
-        spots = path.unsqueeze(2).expand(-1, -1, nodes.shape[2])
+        shape = acceptance.path.shape
+        kept = Commit.of(window, acceptance, compact=False)
         self.foresight.commit(
             done.context,
-            tree.tokens.gather(1, path),
-            nodes.gather(1, spots),
-            window.positions(index),
-            window.slots[:, : path.shape[1]] * kept,
+            tree.tokens.flatten()[kept.rows].view(shape),
+            features[kept.rows].view(*shape, -1),
+            kept.positions.view(shape),
+            kept.slots.view(shape),
         )
         self.meter.totals.round_seconds += time.perf_counter() - done.started
         self.meter.end()

@@ -171,10 +171,11 @@ class Foresight:
 
     def _select(self, evidence: Evidence, count: int, sampling: Sampling) -> Outcomes:
         """The outcomes to draft behind, with each request's own temperature class."""
-        greedy = self.rule(evidence, count, RuleSettings(self._fitted(greedy=True)))
-        if sampling.all_greedy:
+        fitted = self._fitted(greedy=True), self._fitted(greedy=False)
+        greedy = self.rule(evidence, count, RuleSettings(fitted[0]))
+        if sampling.all_greedy or fitted[0] == fitted[1]:
             return greedy
-        sampled = self.rule(evidence, count, RuleSettings(self._fitted(greedy=False)))
+        sampled = self.rule(evidence, count, RuleSettings(fitted[1]))
         wanted = sampling.greedy.unsqueeze(1)
         return Outcomes(
             greedy.lengths.where(wanted, sampled.lengths),
