@@ -20,11 +20,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_jetspec.foresight.options import (
-    FORESIGHT_DEFAULTS,
-    ForesightOptions,
-    foresight_options,
-)
+from sglang_jetspec.foresight.options import ForesightOptions, foresight_options
 from sglang_jetspec.heads.format import HeadConfig
 from sglang_jetspec.trees import TREE_BUILDERS, TreeBuilder, max_nodes, tree_builder
 
@@ -163,7 +159,9 @@ def resolve_options(
     except ValueError as error:
         raise OptionError(str(error)) from None
     longest = head.max_depth
-    foresight = _foresight(head, {key: first(key) for key in FORESIGHT_DEFAULTS}, name)
+    foresight = _foresight(
+        head, {key: first(key) for key in ForesightOptions.__struct_fields__}, name
+    )
     width = _width(head, builder, name, 1 if foresight and width is None else width, on_cpu)
     if foresight is not None and width != 1:
         raise OptionError(

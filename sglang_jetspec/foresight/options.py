@@ -12,15 +12,6 @@ from sglang_jetspec.foresight.executors import EXECUTORS
 from sglang_jetspec.foresight.refine import RefinePlan
 from sglang_jetspec.foresight.selection import RULES
 
-FORESIGHT_DEFAULTS: dict[str, Any] = {
-    "passes": 0,
-    "refreshes": 0,
-    "outcomes": 0,
-    "rule": None,
-    "max_foresight_blocks": 64,
-    "executor": "serial",
-    "foresight_cores": None,
-}
 MAX_OUTCOMES = 64
 
 
@@ -36,11 +27,11 @@ class ForesightOptions(msgspec.Struct, frozen=True):
     to verification.
     """
 
-    passes: int
-    refreshes: int
-    outcomes: int
-    rule: str | None
-    max_foresight_blocks: int
+    passes: int = 0
+    refreshes: int = 0
+    outcomes: int = 0
+    rule: str | None = None
+    max_foresight_blocks: int = 64
     executor: str = "serial"
     foresight_cores: str | None = None
 
@@ -69,11 +60,7 @@ def foresight_options(given: Mapping[str, Any]) -> ForesightOptions | None:
 
     Raises ValueError, which names the option, its value and the fix.
     """
-    values = {
-        name: default if given.get(name) is None else given[name]
-        for name, default in FORESIGHT_DEFAULTS.items()
-    }
-    options = ForesightOptions(**values)
+    options = ForesightOptions(**{k: v for k, v in given.items() if v is not None})
     if options.rule is not None and options.rule not in RULES:
         raise ValueError(f"rule={options.rule!r}: use one of {', '.join(sorted(RULES))}.")
     if not 0 <= options.outcomes <= MAX_OUTCOMES:
