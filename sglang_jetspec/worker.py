@@ -21,7 +21,7 @@ from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_inf
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_jetspec.backends.tree_mask import verify_mask
-from sglang_jetspec.foresight.noise import noise_tokens
+from sglang_jetspec.foresight.noise import first_inputs
 from sglang_jetspec.grammar import node_masks
 from sglang_jetspec.lifecycle import SpecWorkerBase, decode_graphs
 from sglang_jetspec.logprobs import write_logprobs
@@ -161,13 +161,9 @@ class JetSpecWorker(SpecWorkerBase):
     def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> DraftTree:
         """One pass of the head over [root, mask or noise, ...], and the tree of its rows."""
         rows = self.options.block_size
-        if self.text is None:
-            block = roots.new_full((len(roots), rows), self.head.mask_token_id)
-            block[:, 0] = roots
-        else:
-            anchors = roots.unsqueeze(1)
-            noise = noise_tokens(self.text.rows(batch), batch.seq_lens, anchors, rows - 1)
-            block = torch.cat([anchors, noise.squeeze(1)], dim=1)
+        anchors, text = roots.unsqueeze(1), self.text and self.text.rows(batch)
+        inputs = first_inputs(self.head, text, batch.seq_lens, anchors, rows - 1)
+        block = torch.cat([anchors, inputs.squeeze(1)], dim=1)
         forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
             batch_size=len(roots),

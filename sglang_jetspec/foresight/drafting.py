@@ -16,7 +16,7 @@ from sglang_jetspec.foresight.adapter import Adapter
 from sglang_jetspec.foresight.decoder import TargetSlice
 from sglang_jetspec.foresight.drafter import BlockDrafter, block_positions, same_block
 from sglang_jetspec.foresight.layers import Keys, RowKeys, Seen
-from sglang_jetspec.foresight.noise import noise_tokens
+from sglang_jetspec.foresight.noise import first_inputs
 from sglang_jetspec.foresight.outcomes import Outcomes
 from sglang_jetspec.foresight.refine import Refined, RefinePlan, refine
 
@@ -94,11 +94,10 @@ class ForesightDrafter:
         block: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """[B, M, drafts] tokens that a first pass reads; arguments as of `noise_tokens`."""
+        """[B, M, drafts] tokens that a first pass reads; arguments as of `first_inputs`."""
         head = self.drafter.config
-        if not head.token_input:
-            return anchors.new_full((*anchors.shape, drafts), head.mask_token_id)
-        return noise_tokens(history, starts, anchors, drafts, block, lengths)
+        text = history if head.token_input else None
+        return first_inputs(head, text, starts, anchors, drafts, block, lengths)
 
     def draft(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sglang_jetspec.heads.format import HeadConfig
 from sglang_jetspec.verification.seeds import murmur_hash
 
 _RANGE = float(1 << 32)
@@ -39,6 +40,24 @@ def noise_tokens(
         inside = index - starts[:, None, None]
         tokens = _gathered(block, inside).where(inside >= 0, tokens)
     return torch.where(index == ends.unsqueeze(2), anchors.unsqueeze(2), tokens).long()
+
+
+def first_inputs(
+    head: HeadConfig,
+    history: Tensor | None,
+    starts: Tensor,
+    anchors: Tensor,
+    count: int,
+    block: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """[B, M, count] tokens behind `anchors` that a head's first pass reads: noise, or masks.
+
+    history: None for heads that read masks. Arguments as of `noise_tokens`.
+    """
+    if history is None:
+        return anchors.new_full((*anchors.shape, count), head.mask_token_id)
+    return noise_tokens(history, starts, anchors, count, block, lengths)
 
 
 def training_noise(
