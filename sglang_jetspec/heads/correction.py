@@ -19,7 +19,8 @@ Embed = Callable[[Tensor], Tensor]  # [M] int64 token ids -> [M, H] the target's
 class Correction(nn.Module, ABC):
     """The sequential part of a head. Its children carry the published tensor names.
 
-    M rows (any mixture of requests and paths), H hidden size, S state size, V vocabulary.
+    M rows (any mixture of requests and paths), H hidden size, S state size, V ranked tokens (the
+    target's vocabulary, or the head's own draft vocabulary).
     """
 
     @abstractmethod
@@ -58,11 +59,14 @@ class CorrectionConfig(Protocol):
         """Rows of a block that draft nothing."""
         ...
 
-    def tensors(self, hidden_size: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
-        """Published name -> shape of the tensors that this part adds."""
+    def tensors(self, hidden_size: int, vocab_size: int, ranked: int) -> dict[str, tuple[int, ...]]:
+        """Published name -> shape of the tensors that this part adds.
+
+        ranked: tokens that the head drafts from, vocab_size without a draft vocabulary.
+        """
         ...
 
-    def build(self, hidden_size: int, vocab_size: int) -> Correction:
+    def build(self, hidden_size: int, vocab_size: int, ranked: int) -> Correction:
         """The module, its weights yet to be loaded."""
         ...
 

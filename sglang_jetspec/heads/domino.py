@@ -33,17 +33,17 @@ class DominoConfig:
     def first_row(self) -> int:
         return 0 if self.shift_label else 1
 
-    def tensors(self, hidden_size: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    def tensors(self, hidden_size: int, vocab_size: int, ranked: int) -> dict[str, tuple[int, ...]]:
         state = self.gru_hidden_dim
         return {
             "prefix_gru.weight_ih_l0": (3 * state, hidden_size),
             "prefix_gru.weight_hh_l0": (3 * state, state),
             "embed_proj.0.weight": (self.emb_dim, hidden_size + state),
-            "embed_proj.2.weight": (vocab_size, self.emb_dim),
+            "embed_proj.2.weight": (ranked, self.emb_dim),
         }
 
-    def build(self, hidden_size: int, vocab_size: int) -> Correction:
-        return GruCorrection(self, hidden_size, vocab_size)
+    def build(self, hidden_size: int, vocab_size: int, ranked: int) -> Correction:
+        return GruCorrection(self, hidden_size, ranked)
 
     def raw(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"emb_dim": self.emb_dim}, {
@@ -81,11 +81,11 @@ class GruCorrection(Correction):
     """The state is the GRU's after the previous token, the root included. Untrained, it adds no
     bias."""
 
-    def __init__(self, config: DominoConfig, hidden_size: int, vocab_size: int) -> None:
+    def __init__(self, config: DominoConfig, hidden_size: int, ranked: int) -> None:
         super().__init__()
         state, inner = config.gru_hidden_dim, config.emb_dim
         self.prefix_gru = nn.GRU(hidden_size, state, bias=False, batch_first=True)
-        output = nn.Linear(inner, vocab_size, bias=False)
+        output = nn.Linear(inner, ranked, bias=False)
         nn.init.zeros_(output.weight)
         self.embed_proj = nn.Sequential(
             nn.Linear(hidden_size + state, inner, bias=False), nn.SiLU(), output

@@ -42,12 +42,14 @@ def corrected_tree(
     embed: Embed,
     width: int,
     nodes: int,
+    token_ids: Tensor | None = None,
 ) -> DraftTree:
     """The best tree where a row's distribution depends on the tokens before it, exactly.
 
     A node's W children are the best under the row's logits corrected for the node's own path.
 
-    hidden: [B, D, H] drafting rows. base: [B, D, V] their uncorrected logits.
+    hidden: [B, D, H] drafting rows. base: [B, D, V] their uncorrected logits. token_ids: as of
+    `top_rows`.
     """
     batch, depth = base.shape[:2]
     tokens, state = roots.unsqueeze(1), None  # of the kept nodes: [B, P], [B, P, S]
@@ -70,7 +72,8 @@ def corrected_tree(
             before = None if rows is None else rows[part]
             bias, after = correction.step(level, hidden[owner, level - 1], previous, before, embed)
             logits = base[owner, level - 1].float()
-            ids, logprobs, _ = top_rows(logits if bias is None else logits + bias, width, None)
+            corrected = logits if bias is None else logits + bias
+            ids, logprobs, _ = top_rows(corrected, width, token_ids)
             children.append(ids)
             steps.append(logprobs)
             states.append(after)

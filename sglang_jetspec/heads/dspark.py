@@ -40,11 +40,11 @@ class DSparkConfig:
     def idle_rows(self) -> int:
         return self.first_row
 
-    def tensors(self, hidden_size: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    def tensors(self, hidden_size: int, vocab_size: int, ranked: int) -> dict[str, tuple[int, ...]]:
         rank = self.rank
         shapes: dict[str, tuple[int, ...]] = {
             "markov_head.markov_w1.weight": (vocab_size, rank),
-            "markov_head.markov_w2.weight": (vocab_size, rank),
+            "markov_head.markov_w2.weight": (ranked, rank),
         }
         if self.markov == "gated":
             shapes["markov_head.gate_proj.weight"] = (rank, hidden_size + rank)
@@ -58,8 +58,8 @@ class DSparkConfig:
             shapes["confidence_head.proj.bias"] = (1,)
         return shapes
 
-    def build(self, hidden_size: int, vocab_size: int) -> Correction:
-        return MarkovCorrection(self, hidden_size, vocab_size)
+    def build(self, hidden_size: int, vocab_size: int, ranked: int) -> Correction:
+        return MarkovCorrection(self, hidden_size, vocab_size, ranked)
 
     def raw(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {
@@ -94,11 +94,13 @@ def read_dspark(top: Mapping[str, Any], dflash: Mapping[str, Any]) -> DSparkConf
 class MarkovHead(nn.Module):
     """Weights of the three published types; untrained, they add no bias."""
 
-    def __init__(self, config: DSparkConfig, hidden_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, config: DSparkConfig, hidden_size: int, vocab_size: int, ranked: int
+    ) -> None:
         super().__init__()
         rank = config.rank
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        self.markov_w2 = nn.Linear(rank, ranked, bias=False)
         nn.init.zeros_(self.markov_w2.weight)
         if config.markov == "gated":
             self.gate_proj = nn.Linear(hidden_size + rank, rank)
@@ -117,10 +119,12 @@ class ConfidenceHead(nn.Module):
 class MarkovCorrection(Correction):
     """``vanilla`` and ``gated`` look at the previous token only, ``rnn`` at the whole path."""
 
-    def __init__(self, config: DSparkConfig, hidden_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, config: DSparkConfig, hidden_size: int, vocab_size: int, ranked: int
+    ) -> None:
         super().__init__()
         self.config = config
-        self.markov_head = MarkovHead(config, hidden_size, vocab_size)
+        self.markov_head = MarkovHead(config, hidden_size, vocab_size, ranked)
         if config.confidence:
             width = hidden_size + (config.rank if config.confidence_with_markov else 0)
             self.confidence_head = ConfidenceHead(width)

@@ -200,7 +200,8 @@ def expected_tensors(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     if config.draft_vocab_size is not None:
         shapes[DRAFT_TOKEN_IDS] = (config.draft_vocab_size,)
     if config.correction is not None and config.vocab_size is not None:
-        shapes |= config.correction.tensors(h, config.vocab_size)
+        ranked = config.draft_vocab_size or config.vocab_size
+        shapes |= config.correction.tensors(h, config.vocab_size, ranked)
     return shapes
 
 
@@ -377,10 +378,10 @@ def _check_sizes(config: HeadConfig) -> None:
             f"jetspec.token_input or jetspec.draft_shift is set for a {config.kind} head; only "
             "plain JetSpec heads draft from tokens, leave both out"
         )
-    if config.correction is not None and (vocab is None or draft is not None):
+    if config.correction is not None and vocab is None:
         raise HeadError(
-            f"vocab_size is {vocab}, jetspec.draft_vocab_size is {draft}; the sequential part of a "
-            f"{config.kind} head covers the target's whole vocabulary, set the former alone"
+            f"vocab_size is {vocab}; the sequential part of a {config.kind} head covers the "
+            "target's vocabulary, set its size"
         )
     if draft is not None and vocab is not None and draft > vocab:
         raise HeadError(f"jetspec.draft_vocab_size is {draft}; it must not exceed {vocab=}")

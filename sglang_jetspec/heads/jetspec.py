@@ -72,7 +72,8 @@ class JetSpecDraftModel(DFlashDraftModel):
         head = load_head_config(Path(config.jetspec_folder), causal=config.is_causal)
         size = head.draft_vocab_size
         if head.correction is not None and head.vocab_size is not None:
-            adopt(self, head.correction.build(head.hidden_size, head.vocab_size))
+            vocab = head.vocab_size
+            adopt(self, head.correction.build(head.hidden_size, vocab, size or vocab))
         self.register_buffer(
             "draft_token_ids", None if size is None else torch.zeros(size, dtype=torch.int32)
         )
@@ -182,7 +183,14 @@ class JetSpecDraftModel(DFlashDraftModel):
         if self.correction is not None:
             base = self.draft_logits(hidden)
             return corrected_tree(
-                roots, hidden, base, self.correction, self.forward_embed, width, nodes
+                roots,
+                hidden,
+                base,
+                self.correction,
+                self.forward_embed,
+                width,
+                nodes,
+                self.draft_token_ids,
             )
         tokens, logprobs, entropies = self.propose(hidden, width, build.needs_entropies)
         return build(roots, tokens, logprobs, nodes, entropies=entropies)

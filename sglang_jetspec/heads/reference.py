@@ -125,7 +125,8 @@ class JetSpecHead(nn.Module):
         )
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         if config.correction is not None and config.vocab_size is not None:
-            adopt(self, config.correction.build(hidden, config.vocab_size))
+            ranked = config.draft_vocab_size or config.vocab_size
+            adopt(self, config.correction.build(hidden, config.vocab_size, ranked))
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Concatenated tapped states [..., T*H] -> fused context states [..., H]."""

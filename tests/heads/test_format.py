@@ -172,7 +172,7 @@ def test_kinds_are_recognised(raw, kind, depth, idle, first):
         (dspark(markov_rank=None), "markov_rank is missing"),
         (dspark(enable_confidence_head="yes"), "enable_confidence_head is 'yes'"),
         (dspark(vocab_size=None), "vocab_size is None"),
-        (dspark(jetspec={"draft_vocab_size": 10}), "draft_vocab_size is 10"),
+        (dspark(jetspec={"draft_vocab_size": 101}), "draft_vocab_size is 101"),
         (domino(pure_draft_prefix_len=2), r"dflash_config\.pure_draft_prefix_len is 2"),
         (domino(gru_hidden_dim=None), r"dflash_config\.gru_hidden_dim is missing"),
         ({**domino(), "emb_dim": 4}, r"emb_dim is 4, dflash_config\.emb_dim is 3"),

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_jetspec.tools import regenerate as regenerate_module
-from sglang_jetspec.tools.evaluate import EvaluateConfig, evaluate
+from sglang_jetspec.tools.evaluate import EvaluateConfig, evaluate, read_tree
 from sglang_jetspec.tools.fixture.target import MASK
 from sglang_jetspec.tools.regenerate import regenerate
 from sglang_jetspec.tools.train.answers import TargetEngine, engine_arguments
@@ -136,7 +136,7 @@ def test_evaluate_reports_each_set_and_reuses_its_answers(starts, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = EvaluateConfig(
         TARGET,
-        FIXTURE / "head",
+        (FIXTURE / "head",),
         tmp_path,
         tmp_path / "cache",
         sets=("stories",),
@@ -144,11 +144,17 @@ def test_evaluate_reports_each_set_and_reuses_its_answers(starts, tmp_path):
         max_new_tokens=60,
         budgets=(8, 32),
         width=4,
+        trees=("best_first", 'hybrid:{"alpha": 0.0}'),
     )
     results = evaluate(config)
-    values = results["stories"]
-    assert list(values) == ["chain16", "tree8", "tree32"]
-    assert 1.0 < values["tree8"] <= values["tree32"] <= 17.0
+    values = results[str(FIXTURE / "head")]["stories"]
+    hybrid = 'hybrid:{"alpha": 0.0}'
+    trees = ["tree8", "tree32", f"{hybrid}-8", f"{hybrid}-32"]
+    assert list(values) == ["chain16", *trees]
+    assert 1.0 < values["tree8"].mean <= values["tree32"].mean <= 17.0
+    assert values[f"{hybrid}-8"].mean == pytest.approx(values["tree8"].mean, rel=0.1)
+    for interval in values.values():
+        assert interval.low <= interval.mean <= interval.high
     assert len(list(read_jsonl(tmp_path / "cache" / "stories-2x60.jsonl"))) == 2
     assert evaluate(config) == results
     assert len(starts) == 1
@@ -169,3 +175,12 @@ def test_engine_arguments_are_json_over_the_defaults():
     assert arguments["model_path"] == "T"
     with pytest.raises(ValueError, match=r"--generation.engine is '\[\]'"):
         engine_arguments("T", Generation(engine="[]"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("bushy", "tree='bushy'"), ("hybrid:{", "is no JSON object"), ('hybrid:{"b": 1}', "`b`")],
+)
+def test_evaluate_refuses_trees_that_do_not_exist(text, message):
+    with pytest.raises(ValueError, match=message):
+        read_tree(text)

@@ -17,21 +17,25 @@ from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.features import Features
 from sglang_jetspec.tools.train.target import FrozenTarget
-from sglang_jetspec.trees import DraftTree, best_first_tree, max_nodes
+from sglang_jetspec.trees import BestFirst, DraftTree, TreeBuilder, max_nodes
 from sglang_jetspec.verification import accept
+
+EXACT = BestFirst()
 
 
 @dataclass(frozen=True)
 class TreeShape:
-    """`nodes` counts the root; width 1 is a chain."""
+    """`nodes` counts the root; width 1 is a chain. name: of the builder, in tables."""
 
     nodes: int
     width: int
+    builder: TreeBuilder = EXACT
+    name: str = "tree"
 
     @property
     def label(self) -> str:
         """Short name for tables."""
-        return f"chain{self.nodes - 1}" if self.width == 1 else f"tree{self.nodes}"
+        return f"chain{self.nodes - 1}" if self.width == 1 else f"{self.name}{self.nodes}"
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,18 @@ class Candidates:
     anchors: Tensor  # [A] int64 positions
     tokens: Tensor  # [A,D,W] int64 target ids
     logprobs: Tensor  # [A,D,W] fp32
+    entropies: Tensor | None = None  # [A,D] fp32 nats, where a tree's builder needs them
 
     @property
     def depth(self) -> int:
         return self.tokens.shape[1]
 
-    def trees(self, roots: Tensor, width: int, nodes: int) -> DraftTree:
+    def trees(
+        self, roots: Tensor, width: int, nodes: int, builder: TreeBuilder = EXACT
+    ) -> DraftTree:
         """The trees of `nodes` rows behind `roots` [A]."""
-        return best_first_tree(roots, self.tokens[..., :width], self.logprobs[..., :width], nodes)
+        tokens, logprobs = self.tokens[..., :width], self.logprobs[..., :width]
+        return builder(roots, tokens, logprobs, nodes, entropies=self.entropies)
 
 
 @dataclass(frozen=True)
@@ -59,14 +67,22 @@ class SequentialCandidates:
     rows: Tensor  # [A,D,H]
     head: JetSpecHead
     target: FrozenTarget
+    token_ids: Tensor | None = None  # [Vd] of a draft vocabulary
 
     @property
     def depth(self) -> int:
         return self.rows.shape[1]
 
     @torch.inference_mode()
-    def trees(self, roots: Tensor, width: int, nodes: int) -> DraftTree:
-        """See `Candidates`."""
+    def trees(
+        self, roots: Tensor, width: int, nodes: int, builder: TreeBuilder = EXACT
+    ) -> DraftTree:
+        """See `Candidates`; ValueError for a builder that wants rows all parents share."""
+        if not isinstance(builder, BestFirst):
+            raise ValueError(
+                f"a {self.head.config.kind} head's rows depend on their path; compare it by "
+                "best_first, which is exact for it"
+            )
         device, dtype = self.rows.device, self.rows.dtype
         tree = corrected_tree(
             roots.to(device),
@@ -76,6 +92,7 @@ class SequentialCandidates:
             lambda ids: F.embedding(ids, self.target.embedding).to(dtype),
             width,
             nodes,
+            self.token_ids,
         )
         return DraftTree(**{name: value.cpu() for name, value in vars(tree).items()})
 
@@ -90,6 +107,7 @@ def draft_everywhere(
     width: int,
     scales: Tensor | None = None,
     blocks: int = 64,
+    entropies: bool = False,
 ) -> Candidates | SequentialCandidates:
     """Drafts of `head` anchored at every answer token of example `index`.
 
@@ -106,7 +124,7 @@ def draft_everywhere(
     drafting = slice(first, first + head.config.max_depth)
     inputs, generator = block_inputs(head.config), torch.Generator().manual_seed(index)
     token_ids = None if draft_token_ids is None else draft_token_ids.to(device)
-    tokens, logprobs, sequential = [], [], []
+    tokens, logprobs, spreads, sequential = [], [], [], []
     for part in anchors.split(blocks):
         rows, _ = inputs.fill(ids.cpu(), part.cpu(), generator)
         embedded = F.embedding(rows.view(1, -1).to(device), target.embedding).to(dtype)
@@ -115,12 +133,15 @@ def draft_everywhere(
             sequential.append(hidden)
             continue
         logits = F.linear(hidden, target.draft_lm_head.to(dtype))
-        best, best_logprobs, _ = top_rows(logits, width, token_ids)
+        best, best_logprobs, spread = top_rows(logits, width, token_ids, entropies)
         tokens.append(best)
         logprobs.append(best_logprobs)
+        spreads += [] if spread is None else [spread]
     if sequential:
-        return SequentialCandidates(anchors.cpu(), torch.cat(sequential), head, target)
-    return Candidates(anchors.cpu(), torch.cat(tokens).cpu(), torch.cat(logprobs).cpu())
+        rows = torch.cat(sequential)
+        return SequentialCandidates(anchors.cpu(), rows, head, target, token_ids)
+    spread = torch.cat(spreads).cpu() if spreads else None
+    return Candidates(anchors.cpu(), torch.cat(tokens).cpu(), torch.cat(logprobs).cpu(), spread)
 
 
 def committed_per_round(
@@ -137,7 +158,7 @@ def committed_per_round(
     text = torch.tensor(token_ids)
     anchors, depth = candidates.anchors, candidates.depth
     nodes = min(shape.nodes, max_nodes(shape.width, depth))
-    tree = candidates.trees(text[anchors], shape.width, nodes)
+    tree = candidates.trees(text[anchors], shape.width, nodes, shape.builder)
     following = F.pad(text, (0, depth + 2), value=-1)
     choices = following[anchors[:, None] + tree.depths + 1]
     lengths = accept(tree, choices, depth).lengths.tolist()
@@ -152,6 +173,32 @@ def committed_per_round(
     return rounds
 
 
+def rounds_by_answer(
+    head: JetSpecHead,
+    target: FrozenTarget,
+    draft_token_ids: Tensor | None,
+    features: Features,
+    indices: Iterable[int],
+    shapes: Sequence[TreeShape],
+    scales: Tensor | None = None,
+) -> dict[str, list[list[int]]]:
+    """By tree: of each of the answers `indices`, the committed tokens of its rounds."""
+    rounds: dict[str, list[list[int]]] = {shape.label: [] for shape in shapes}
+    width = max(shape.width for shape in shapes)
+    entropies = any(shape.builder.needs_entropies for shape in shapes)
+    for index in indices:
+        example = features.examples[index]
+        if len(example.token_ids) - example.prompt_length < 2:
+            continue
+        drafts = draft_everywhere(
+            head, target, draft_token_ids, features, index, width, scales, entropies=entropies
+        )
+        for shape in shapes:
+            found = committed_per_round(drafts, example.token_ids, example.finished, shape)
+            rounds[shape.label].append(found)
+    return rounds
+
+
 def acceptance_lengths(
     head: JetSpecHead,
     target: FrozenTarget,
@@ -162,15 +209,8 @@ def acceptance_lengths(
     scales: Tensor | None = None,
 ) -> dict[str, float]:
     """Committed tokens a round, bonus included, by tree over the answers `indices`."""
-    rounds: dict[str, list[int]] = {shape.label: [] for shape in shapes}
-    width = max(shape.width for shape in shapes)
-    for index in indices:
-        example = features.examples[index]
-        if len(example.token_ids) - example.prompt_length < 2:
-            continue
-        drafts = draft_everywhere(head, target, draft_token_ids, features, index, width, scales)
-        for shape in shapes:
-            rounds[shape.label] += committed_per_round(
-                drafts, example.token_ids, example.finished, shape
-            )
-    return {label: sum(steps) / max(len(steps), 1) for label, steps in rounds.items()}
+    found = rounds_by_answer(head, target, draft_token_ids, features, indices, shapes, scales)
+    steps = {
+        label: [step for answer in answers for step in answer] for label, answers in found.items()
+    }
+    return {label: sum(values) / max(len(values), 1) for label, values in steps.items()}

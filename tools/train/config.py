@@ -92,8 +92,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Row i of a block sees rows <= i (JetSpec); False sees the whole block (DFlash)."""
     kind: Literal["block", "dspark", "domino"] = "block"
     """Rows drafted independently (JetSpec or DFlash, by `causal`), or with a bias from the tokens
-    before: DSpark's Markov head or Domino's GRU, which need --draft-vocab-size None and were
-    released with --no-causal. A DSpark block drafts block_size tokens."""
+    before: DSpark's Markov head or Domino's GRU, released with --no-causal and
+    --draft-vocab-size None. A DSpark block drafts block_size tokens."""
     markov_rank: Count = 256
     """Of a DSpark head's bias. Released: 256."""
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"

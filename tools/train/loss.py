@@ -80,7 +80,8 @@ def block_loss(
     hidden = block_hidden(head, target, batch)
     weights = objective.row_weights(rows.shape[-1], hidden.device).expand(rows.shape)
     if head.correction is not None:
-        weights = weights * (rows & ((batch.tokens >= 0) | (objective.kind != "sft")))
+        known = target.labels(batch.tokens) >= 0
+        weights = weights * (rows & (known | (objective.kind != "sft")))
         total, kl, matches = sequential_loss(
             head, target, batch, hidden, weights, objective.kind, objective.temperature
         )
@@ -88,8 +89,7 @@ def block_loss(
     hidden, weights, labels = hidden[rows], weights[rows], batch.tokens[rows]  # [M,H], [M], [M]
     teacher = batch.finals[rows].to(hidden.dtype)
     if objective.kind == "sft":  # what the text or the draft vocabulary lacks is no label
-        if target.draft_rows is not None:
-            labels = target.draft_rows[labels.clamp(min=0)].where(labels >= 0, -1)
+        labels = target.labels(labels)
         weights = weights * (labels >= 0)
     total, kl, same = FrozenHeadLoss.apply(
         hidden,

@@ -67,7 +67,7 @@ def _block_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`sequential_loss` of M blocks: hidden, finals [M,D,H], tokens [M,D+1], weights [M,D]."""
     lm_head, correction = target.draft_lm_head.to(hidden.dtype), head.correction
-    previous, labels = tokens[:, :-1].clamp(min=0), tokens[:, 1:]
+    previous, labels = tokens[:, :-1].clamp(min=0), target.labels(tokens[:, 1:])
     base = F.linear(hidden, lm_head).float()
     rows, state = [], None
     for depth in range(base.shape[1]):

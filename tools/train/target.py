@@ -30,6 +30,12 @@ class FrozenTarget:
     draft_lm_head: Tensor
     draft_rows: Tensor | None
 
+    def labels(self, tokens: Tensor) -> Tensor:
+        """Rows [...] of `draft_lm_head` for target tokens [...] int64; -1 for those it lacks."""
+        if self.draft_rows is None:
+            return tokens
+        return self.draft_rows[tokens.clamp(min=0)].where(tokens >= 0, -1)
+
 
 def load_target(target: str, device: torch.device) -> nn.Module:
     """The whole target in evaluation mode, in bf16 where the device has it, else in fp32."""

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from sglang_jetspec.tools.train.acceptance import (
 )
 from sglang_jetspec.tools.train.export import published_weights
 from sglang_jetspec.tools.train.run import TrainingRun
+from sglang_jetspec.trees.scored import Entropy
 
 DEPTH, WIDTH = 3, 2
 PROMPT, TEXT = 2, [7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18]
@@ -52,6 +55,16 @@ def test_unfinished_answers_drop_the_cut_round():
 
 def test_labels():
     assert [TreeShape(8, 1).label, TreeShape(16, 4).label] == ["chain7", "tree16"]
+    assert TreeShape(16, 4, Entropy(), "entropy-").label == "entropy-16"
+
+
+@pytest.mark.parametrize(("sign", "committed"), [(1, [1] * 8), (-1, [2] * 4)])
+def test_other_kinds_of_trees_build_by_their_own_scores(sign, committed):
+    """The right token is the first row's second; the rows below are unsure and wrong."""
+    entropies = torch.tensor([0.0, 1.0, 1.0]).expand(len(TEXT) - PROMPT - 1, DEPTH)
+    found = replace(candidates(1), entropies=entropies)
+    shape = TreeShape(3, 2, Entropy(sign=sign), "entropy-")
+    assert committed_per_round(found, TEXT, True, shape) == committed
 
 
 @torch.no_grad()

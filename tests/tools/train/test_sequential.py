@@ -13,6 +13,7 @@ from sglang_jetspec.tools.train.acceptance import committed_per_round as committ
 from sglang_jetspec.tools.train.batches import Batch
 from sglang_jetspec.tools.train.loss import Objective, block_hidden, block_loss
 from sglang_jetspec.tools.train.target import FrozenTarget
+from sglang_jetspec.trees import TREE_BUILDERS
 
 HIDDEN, VOCAB, BLOCK = 12, 17, 4
 CORRECTIONS = {
@@ -22,13 +23,14 @@ CORRECTIONS = {
     "dspark-confidence": DSparkConfig(5, "vanilla"),
     "domino": DominoConfig(6, 3),
 }
+DRAFT_IDS = torch.tensor([0, 2, 3, 7, 8, 11, 12, 15])
 every_kind = pytest.mark.parametrize("name", CORRECTIONS)
 
 
-def make_head(name):
+def make_head(name, ranked=None):
     torch.manual_seed(0)
     config = HeadConfig(
-        HIDDEN, 20, 1, 2, 1, 6, 1e-6, 1e4, 64, VOCAB, 6, BLOCK, 16, (0, 2), False, None, {},
+        HIDDEN, 20, 1, 2, 1, 6, 1e-6, 1e4, 64, VOCAB, 6, BLOCK, 16, (0, 2), False, ranked, {},
         CORRECTIONS[name],
     )  # fmt: skip
     head = JetSpecHead(config)
@@ -37,9 +39,14 @@ def make_head(name):
     return head
 
 
-def make_target():
+def make_target(draft_ids=None):
     random = torch.Generator().manual_seed(1)
-    return FrozenTarget(*(torch.randn(VOCAB, HIDDEN, generator=random) for _ in range(2)), None)
+    embedding, lm_head = (torch.randn(VOCAB, HIDDEN, generator=random) for _ in range(2))
+    if draft_ids is None:
+        return FrozenTarget(embedding, lm_head, None)
+    rows = torch.full((VOCAB,), -1)
+    rows[draft_ids] = torch.arange(len(draft_ids))
+    return FrozenTarget(embedding, lm_head[draft_ids], rows)
 
 
 def make_batch(head, blocks=3):
@@ -79,9 +86,12 @@ def direct_loss(head, target, batch, objective):
             weight = objective.row_weights(depth + 1, row.device)[depth]
             wanted = target.draft_lm_head @ batch.finals[b, a, depth]
             log_q, log_p = logits.log_softmax(-1), wanted.log_softmax(-1)
+            label = target.labels(batch.tokens[b, a, depth])
+            if objective.kind == "sft" and label < 0:
+                continue
             divergence = divergence + weight * (log_p.exp() * (log_p - log_q)).sum()
             if objective.kind == "sft":
-                loss = -log_q[batch.tokens[b, a, depth]]
+                loss = -log_q[label]
             elif objective.kind == "forward_kl":
                 loss = (log_p.exp() * (log_p - log_q)).sum()
             else:
@@ -96,9 +106,11 @@ def direct_loss(head, target, batch, objective):
 
 @every_kind
 @pytest.mark.parametrize("kind", ["forward_kl", "sft", "reverse_kl"])
-def test_loss_and_gradients_equal_the_definition(name, kind, monkeypatch):
+@pytest.mark.parametrize("draft_ids", [None, DRAFT_IDS], ids=["whole", "draft-vocabulary"])
+def test_loss_and_gradients_equal_the_definition(name, kind, draft_ids, monkeypatch):
     monkeypatch.setattr("sglang_jetspec.tools.train.sequential.BLOCKS", 2)
-    head, target = make_head(name), make_target()
+    head = make_head(name, None if draft_ids is None else len(draft_ids))
+    target = make_target(draft_ids)
     batch, objective = make_batch(head), Objective(kind, 1.0, gamma=3.0)
     loss = block_loss(head, target, batch, objective)
     loss.total.backward()
@@ -114,7 +126,10 @@ def test_loss_and_gradients_equal_the_definition(name, kind, monkeypatch):
     for key, gradient in expected.items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-3, atol=1e-4)
     weights = objective.row_weights(batch.tokens.shape[-1], torch.device("cpu"))
-    assert loss.weight == pytest.approx(float((batch.supervised * weights).sum()))
+    counted = batch.supervised
+    if kind == "sft":
+        counted = counted & (target.labels(batch.tokens) >= 0)
+    assert loss.weight == pytest.approx(float((counted * weights).sum()))
     assert not (loss.matches & ~batch.supervised).any()
 
 
@@ -166,3 +181,30 @@ def test_rounds_follow_the_sequential_drafts():
     trees = candidates.trees(torch.tensor([4, 4, 4]), 1, 4)
     text = [0, 4, *trees.tokens[0, 1:].tolist()]
     assert committed(candidates, text, True, TreeShape(4, 1))[0] == 3
+
+
+@every_kind
+@torch.no_grad()
+def test_a_draft_vocabulary_drafts_target_ids(name):
+    head, target = make_head(name, len(DRAFT_IDS)), make_target(DRAFT_IDS)
+    rows = block_hidden(head, target, make_batch(head))[0].detach()[:, : head.config.max_depth]
+    roots = torch.tensor([4, 5, 6])
+    candidates = SequentialCandidates(torch.arange(3), rows, head, target, DRAFT_IDS)
+    tree = candidates.trees(roots, 3, 12)
+    assert set(tree.tokens[:, 1:].flatten().tolist()) <= set(DRAFT_IDS.tolist())
+    embed = lambda ids: target.embedding[ids]  # noqa: E731
+    chain = candidates.trees(roots, 1, 3).tokens
+    for request in range(3):
+        state = None
+        for depth in (1, 2):
+            row, before = rows[request, depth - 1 : depth], chain[request, depth - 1 : depth]
+            bias, state = head.correction.step(depth, row, before, state, embed)
+            logits = row @ target.draft_lm_head.T + (0 if bias is None else bias)
+            assert chain[request, depth] == DRAFT_IDS[logits.argmax()]
+
+
+def test_only_exact_trees_suit_rows_that_depend_on_their_path():
+    head, target = make_head("domino"), make_target()
+    candidates = SequentialCandidates(torch.arange(1), torch.zeros(1, 3, HIDDEN), head, target)
+    with pytest.raises(ValueError, match="a domino head's rows depend on their path"):
+        candidates.trees(torch.tensor([4]), 2, 4, TREE_BUILDERS["algorithm1"]())
