@@ -179,7 +179,7 @@ def test_engine_arguments_are_json_over_the_defaults():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("bushy", "tree='bushy'"), ("hybrid:{", "is no JSON object"), ('hybrid:{"b": 1}', "`b`")],
+    [("bushy", "tree='bushy'"), ("hybrid:{", "options are no JSON object"), ('hybrid:{"b": 1}', "`b`")],
 )
 def test_evaluate_refuses_trees_that_do_not_exist(text, message):
     with pytest.raises(ValueError, match=message):
