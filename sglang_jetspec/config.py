@@ -231,7 +231,7 @@ def _width(
     if width is None:
         branches = (head.causal and not corrected) or builder.any_head
         width = (4 if on_cpu else 7) if branches else 1
-    vocabulary = head.draft_vocab_size or head.vocab_size
+    vocabulary = head.ranked
     if width < 1 or (vocabulary is not None and width > vocabulary):
         raise OptionError(f"{_named('width', width)}: use 1 to the draft vocabulary's size.")
     if builder.max_width is not None and width > builder.max_width:

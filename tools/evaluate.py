@@ -18,10 +18,11 @@ from rich.table import Table
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer
 
+from sglang_jetspec.heads.format import HeadConfig
 from sglang_jetspec.heads.reference import load_reference_head
 from sglang_jetspec.tools.intervals import Interval, mean_interval
 from sglang_jetspec.tools.regenerate import regenerate
-from sglang_jetspec.tools.train.acceptance import TreeShape, rounds_by_answer
+from sglang_jetspec.tools.train.acceptance import TreeShape, check_sequential, rounds_by_answer
 from sglang_jetspec.tools.train.data import Prompt, load_examples, read_prompts
 from sglang_jetspec.tools.train.features import capture_features
 from sglang_jetspec.tools.train.generation import Generation
@@ -58,32 +59,42 @@ class EvaluateConfig:
 def evaluate(config: EvaluateConfig) -> dict[str, dict[str, dict[str, Interval]]]:
     """Acceptance length (committed tokens a round, bonus included) by head, set and tree.
 
-    Raises ValueError for a kind of tree that does not exist or does not suit a head.
+    Raises, before the target answers anything, HeadError for a head that cannot be read and
+    ValueError for a kind of tree that does not exist or does not suit a head.
     """
-    builders = {name: read_tree(name) for name in config.trees}
+    heads = {str(folder): load_reference_head(folder) for folder in config.head}
+    shapes = {name: tree_shapes(config, head.config) for name, (head, _) in heads.items()}
     answer_sets(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_target(config.target, device)
     tokenizer = AutoTokenizer.from_pretrained(config.target)
-    results: dict[str, dict[str, dict[str, Interval]]] = {}
-    for folder in config.head:
-        reference, draft_token_ids = load_reference_head(folder)
-        target, head = freeze(model, draft_token_ids), reference.to(device)
-        shapes = [TreeShape(head.config.max_depth + 1, 1)]
-        for name, builder in builders.items():
-            label = "tree" if name == "best_first" else f"{name}-"
-            shapes += [TreeShape(nodes, config.width, builder, label) for nodes in config.budgets]
-        taps, by_set = head.config.target_layer_ids, results.setdefault(str(folder), {})
-        for name in config.sets:
-            examples = load_examples(
-                first_turns(config, name), answers_path(config, name), tokenizer, LONGEST
-            )
-            kept = config.cache / f"{set_key(config, name)}-features-{'-'.join(map(str, taps))}"
+    targets = {name: freeze(model, ids) for name, (_, ids) in heads.items()}
+    results: dict[str, dict[str, dict[str, Interval]]] = {name: {} for name in heads}
+    for task in config.sets:
+        answers = answers_path(config, task)
+        examples = load_examples(first_turns(config, task), answers, tokenizer, LONGEST)
+        for name, (head, draft_token_ids) in heads.items():
+            taps = head.config.target_layer_ids
+            kept = config.cache / f"{set_key(config, task)}-features-{'-'.join(map(str, taps))}"
             store = capture_features(model, taps, examples, kept)
-            indices = tqdm(range(len(examples)), desc=f"Drafting {name}", unit="answer")
-            rounds = rounds_by_answer(head, target, draft_token_ids, store, indices, shapes)
-            by_set[name] = {label: mean_interval(answers) for label, answers in rounds.items()}
+            indices = tqdm(range(len(examples)), desc=f"Drafting {task}", unit="answer")
+            rounds = rounds_by_answer(
+                head.to(device), targets[name], draft_token_ids, store, indices, shapes[name]
+            )
+            results[name][task] = {tree: mean_interval(found) for tree, found in rounds.items()}
     return results
+
+
+def tree_shapes(config: EvaluateConfig, head: HeadConfig) -> list[TreeShape]:
+    """The chain of the head's depth, then every kind of tree at every budget."""
+    shapes = [TreeShape(head.max_depth + 1, 1)]
+    for text in config.trees:
+        builder = read_tree(text)
+        if head.correction is not None:
+            check_sequential(head, builder)
+        label = "tree" if text == "best_first" else f"{text}-"
+        shapes += [TreeShape(nodes, config.width, builder, label) for nodes in config.budgets]
+    return shapes
 
 
 def read_tree(text: str) -> TreeBuilder:
@@ -93,7 +104,10 @@ def read_tree(text: str) -> TreeBuilder:
         values = json.loads(options or "{}")
     except json.JSONDecodeError as error:
         raise ValueError(f"--trees {text!r}: its options are no JSON object ({error})") from error
-    return tree_builder(TREE_BUILDERS, kind, values)
+    builder = tree_builder(TREE_BUILDERS, kind, values)
+    if builder.max_width is not None:
+        raise ValueError(f"--trees {text!r}: the chain is measured in any case; leave it out")
+    return builder
 
 
 def first_turns(config: EvaluateConfig, name: str) -> list[Prompt]:
@@ -135,10 +149,7 @@ def main() -> None:
         for label in labels:
             table.add_row(label, *(str(values[label]) for values in by_set.values()))
         console.print(table)
-    plain = {
-        h: {s: {t: vars(i) for t, i in v.items()} for s, v in b.items()} for h, b in results.items()
-    }
-    print(json.dumps({"acceptance_length": plain}))
+    print(json.dumps({"acceptance_length": results}, default=vars))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError, safe_open
 
-from sglang_jetspec.heads.correction import CorrectionConfig, ReadCorrection
+from sglang_jetspec.heads.correction import Correction, CorrectionConfig, ReadCorrection
 from sglang_jetspec.heads.domino import read_domino
 from sglang_jetspec.heads.dspark import read_dspark
 from sglang_jetspec.heads.fields import (
@@ -107,6 +107,11 @@ class HeadConfig:
     def max_depth(self) -> int:
         """The most tokens a block drafts. DSpark's `block_size` counts drafts, others' rows."""
         return self.block_size - (self.kind != "dspark")
+
+    @property
+    def ranked(self) -> int | None:
+        """Tokens that the head drafts from: the draft vocabulary's, else the target's."""
+        return self.draft_vocab_size or self.vocab_size
 
     @property
     def token_input(self) -> bool:
@@ -199,10 +204,16 @@ def expected_tensors(config: HeadConfig) -> dict[str, tuple[int, ...]]:
         shapes.update({f"layers.{i}.{name}.weight": shape for name, shape in layer.items()})
     if config.draft_vocab_size is not None:
         shapes[DRAFT_TOKEN_IDS] = (config.draft_vocab_size,)
-    if config.correction is not None and config.vocab_size is not None:
-        ranked = config.draft_vocab_size or config.vocab_size
-        shapes |= config.correction.tensors(h, config.vocab_size, ranked)
+    if config.correction is not None and config.vocab_size and config.ranked:
+        shapes |= config.correction.tensors(h, config.vocab_size, config.ranked)
     return shapes
+
+
+def make_correction(config: HeadConfig) -> Correction | None:
+    """The sequential part of a head, its weights yet to be loaded; None for heads without."""
+    if config.correction is None or config.vocab_size is None or config.ranked is None:
+        return None
+    return config.correction.build(config.hidden_size, config.vocab_size, config.ranked)
 
 
 def check_tensors(folder: Path, config: HeadConfig) -> None:

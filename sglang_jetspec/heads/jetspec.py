@@ -30,6 +30,7 @@ from sglang_jetspec.heads.format import (
     HeadConfig,
     HeadError,
     load_head_config,
+    make_correction,
     resolve_head,
 )
 from sglang_jetspec.heads.vocab_parallel import VocabularyShard
@@ -71,9 +72,8 @@ class JetSpecDraftModel(DFlashDraftModel):
         super().__init__(config, quant_config=quant_config, prefix=prefix)
         head = load_head_config(Path(config.jetspec_folder), causal=config.is_causal)
         size = head.draft_vocab_size
-        if head.correction is not None and head.vocab_size is not None:
-            vocab = head.vocab_size
-            adopt(self, head.correction.build(head.hidden_size, vocab, size or vocab))
+        if (correction := make_correction(head)) is not None:
+            adopt(self, correction)
         self.register_buffer(
             "draft_token_ids", None if size is None else torch.zeros(size, dtype=torch.int32)
         )

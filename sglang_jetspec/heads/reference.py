@@ -24,6 +24,7 @@ from sglang_jetspec.heads.format import (
     HeadConfig,
     check_tensors,
     load_head_config,
+    make_correction,
 )
 
 
@@ -124,9 +125,8 @@ class JetSpecHead(nn.Module):
             DraftLayer(config, dropout) for _ in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
-        if config.correction is not None and config.vocab_size is not None:
-            ranked = config.draft_vocab_size or config.vocab_size
-            adopt(self, config.correction.build(hidden, config.vocab_size, ranked))
+        if (correction := make_correction(config)) is not None:
+            adopt(self, correction)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Concatenated tapped states [..., T*H] -> fused context states [..., H]."""

@@ -1,6 +1,7 @@
 """Regenerating answers and measuring heads with one real engine on the fixture's target."""
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sglang_jetspec.heads.format import HeadError
 from sglang_jetspec.tools import regenerate as regenerate_module
 from sglang_jetspec.tools.evaluate import EvaluateConfig, evaluate, read_tree
 from sglang_jetspec.tools.fixture.target import MASK
+from sglang_jetspec.tools.fixture.variants import head_as
 from sglang_jetspec.tools.regenerate import regenerate
 from sglang_jetspec.tools.train.answers import TargetEngine, engine_arguments
 from sglang_jetspec.tools.train.config import TrainConfig
@@ -179,8 +182,24 @@ def test_engine_arguments_are_json_over_the_defaults():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("bushy", "tree='bushy'"), ("hybrid:{", "options are no JSON object"), ('hybrid:{"b": 1}', "`b`")],
+    [
+        ("bushy", "tree='bushy'"),
+        ("hybrid:{", "options are no JSON object"),
+        ("chain", "leave it out"),
+        ('hybrid:{"b": 1}', "`b`"),
+    ],
 )
 def test_evaluate_refuses_trees_that_do_not_exist(text, message):
     with pytest.raises(ValueError, match=message):
         read_tree(text)
+
+
+def test_evaluate_refuses_before_the_target_answers(starts, tmp_path):
+    head_as("domino", FIXTURE / "head", tmp_path / "domino", seed=1)
+    heads = FIXTURE / "head", tmp_path / "domino"
+    config = EvaluateConfig(TARGET, heads, tmp_path, tmp_path / "cache", trees=("algorithm1",))
+    with pytest.raises(ValueError, match="a domino head's rows depend on their path"):
+        evaluate(config)
+    with pytest.raises(HeadError, match="does not exist"):
+        evaluate(dataclasses.replace(config, head=(tmp_path / "none",)))
+    assert not starts

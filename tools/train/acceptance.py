@@ -7,12 +7,14 @@ sampled this is the acceptance of a server that verifies drafts against the targ
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_jetspec.heads.drafting import corrected_tree, top_rows
+from sglang_jetspec.heads.format import HeadConfig
 from sglang_jetspec.heads.reference import JetSpecHead
 from sglang_jetspec.tools.train.block_inputs import block_inputs
 from sglang_jetspec.tools.train.features import Features
@@ -59,6 +61,15 @@ class Candidates:
         return builder(roots, tokens, logprobs, nodes, entropies=self.entropies)
 
 
+def check_sequential(head: HeadConfig, builder: TreeBuilder) -> None:
+    """Raises ValueError unless a head whose rows depend on their path can draft such trees."""
+    if not isinstance(builder, BestFirst):
+        raise ValueError(
+            f"a {head.kind} head's rows depend on their path; compare it by best_first, which is "
+            "exact for it"
+        )
+
+
 @dataclass(frozen=True)
 class SequentialCandidates:
     """A block's rows at every answer position, of a head whose rows depend on the path."""
@@ -78,11 +89,7 @@ class SequentialCandidates:
         self, roots: Tensor, width: int, nodes: int, builder: TreeBuilder = EXACT
     ) -> DraftTree:
         """See `Candidates`; ValueError for a builder that wants rows all parents share."""
-        if not isinstance(builder, BestFirst):
-            raise ValueError(
-                f"a {self.head.config.kind} head's rows depend on their path; compare it by "
-                "best_first, which is exact for it"
-            )
+        check_sequential(self.head.config, builder)
         device, dtype = self.rows.device, self.rows.dtype
         tree = corrected_tree(
             roots.to(device),
@@ -199,18 +206,7 @@ def rounds_by_answer(
     return rounds
 
 
-def acceptance_lengths(
-    head: JetSpecHead,
-    target: FrozenTarget,
-    draft_token_ids: Tensor | None,
-    features: Features,
-    indices: Iterable[int],
-    shapes: Sequence[TreeShape],
-    scales: Tensor | None = None,
-) -> dict[str, float]:
-    """Committed tokens a round, bonus included, by tree over the answers `indices`."""
-    found = rounds_by_answer(head, target, draft_token_ids, features, indices, shapes, scales)
-    steps = {
-        label: [step for answer in answers for step in answer] for label, answers in found.items()
-    }
-    return {label: sum(values) / max(len(values), 1) for label, values in steps.items()}
+def mean_lengths(rounds: dict[str, list[list[int]]]) -> dict[str, float]:
+    """Committed tokens a round, bonus included, by tree over all rounds of `rounds_by_answer`."""
+    steps = {tree: list(chain.from_iterable(answers)) for tree, answers in rounds.items()}
+    return {tree: sum(values) / max(len(values), 1) for tree, values in steps.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sglang_jetspec.tools.train.acceptance import TreeShape, acceptance_lengths
+from sglang_jetspec.tools.train.acceptance import TreeShape, mean_lengths, rounds_by_answer
 from sglang_jetspec.tools.train.batches import Batch
 from sglang_jetspec.tools.train.features import Features
 from sglang_jetspec.tools.train.log import Step
@@ -43,7 +43,7 @@ class HeldOut:
             means = averages(torch.stack(sums).sum(0))
             row = {f"held_out_{name}": value for name, value in means.items()}
         if self.examples:
-            row["acceptance_length"] = acceptance_lengths(
+            rounds = rounds_by_answer(
                 head,
                 model.target,
                 self.draft_token_ids,
@@ -52,4 +52,5 @@ class HeldOut:
                 self.shapes,
                 self.scales,
             )
+            row["acceptance_length"] = mean_lengths(rounds)
         return row

@@ -6,9 +6,10 @@ import torch
 from sglang_jetspec.tools.train.acceptance import (
     Candidates,
     TreeShape,
-    acceptance_lengths,
     committed_per_round,
     draft_everywhere,
+    mean_lengths,
+    rounds_by_answer,
 )
 from sglang_jetspec.tools.train.export import published_weights
 from sglang_jetspec.tools.train.run import TrainingRun
@@ -89,7 +90,7 @@ def test_acceptance_lengths_average_all_rounds_of_all_answers(train_config, acce
     state = TrainingRun(train_config(), accelerator)
     arguments = (state.model.head, state.model.target, state.draft_token_ids, state.features)
     shapes = (TreeShape(5, 1), TreeShape(6, 2))
-    lengths = acceptance_lengths(*arguments, [0, 3], shapes, state.scales)
+    lengths = mean_lengths(rounds_by_answer(*arguments, [0, 3], shapes, state.scales))
     rounds = []
     for index in (0, 3):
         drafts = draft_everywhere(*arguments, index, 2, state.scales)
