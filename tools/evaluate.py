@@ -4,10 +4,12 @@
 
 `--data` holds one `<set>.jsonl` a set with rows `{id, turns}`; the first turn is the prompt. The
 target's answers and features are kept under --cache and reused for other heads. Prints a table a
-head with 95 % intervals, bootstrapped over answers, then one JSON line.
+head with 95 % intervals, bootstrapped over answers, and one of ratios with --against; then one JSON
+line.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from transformers import AutoTokenizer
 
 from sglang_jetspec.heads.format import HeadConfig
 from sglang_jetspec.heads.reference import load_reference_head
-from sglang_jetspec.tools.intervals import Interval, mean_interval
+from sglang_jetspec.tools.acceptance_plot import plot_acceptance
+from sglang_jetspec.tools.intervals import Interval, Rounds, mean_interval, ratio_interval
 from sglang_jetspec.tools.regenerate import regenerate
 from sglang_jetspec.tools.train.acceptance import TreeShape, check_sequential, rounds_by_answer
 from sglang_jetspec.tools.train.data import Prompt, load_examples, read_prompts
@@ -54,22 +57,34 @@ class EvaluateConfig:
     batch_size: int = 24
     engine: str = "{}"
     """JSON object of further `sglang.Engine` arguments."""
+    against: tuple[Path, str] | None = None
+    """A head and one of its trees, such as `runs/dflash/head chain7`; every other is also told as a
+    multiple of it, answer by answer."""
+    plot: Path | None = None
+    """Picture of acceptance length over budget, PNG or SVG."""
 
 
-def evaluate(config: EvaluateConfig) -> dict[str, dict[str, dict[str, Interval]]]:
-    """Acceptance length (committed tokens a round, bonus included) by head, set and tree.
+# By head, set and tree.
+Measured = dict[str, dict[str, dict[str, Rounds]]]
+Intervals = dict[str, dict[str, dict[str, Interval]]]
+
+
+def evaluate(config: EvaluateConfig) -> Measured:
+    """Committed tokens (bonus included) of every round of every answer.
 
     Raises, before the target answers anything, HeadError for a head that cannot be read and
-    ValueError for a kind of tree that does not exist or does not suit a head.
+    ValueError for a kind of tree that does not exist or does not suit a head, or for a baseline
+    that is not measured.
     """
     heads = {str(folder): load_reference_head(folder) for folder in config.head}
     shapes = {name: tree_shapes(config, head.config) for name, (head, _) in heads.items()}
+    check_baseline(config, shapes)
     answer_sets(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_target(config.target, device)
     tokenizer = AutoTokenizer.from_pretrained(config.target)
     targets = {name: freeze(model, ids) for name, (_, ids) in heads.items()}
-    results: dict[str, dict[str, dict[str, Interval]]] = {name: {} for name in heads}
+    results: Measured = {name: {} for name in heads}
     for task in config.sets:
         answers = answers_path(config, task)
         examples = load_examples(first_turns(config, task), answers, tokenizer, LONGEST)
@@ -78,11 +93,43 @@ def evaluate(config: EvaluateConfig) -> dict[str, dict[str, dict[str, Interval]]
             kept = config.cache / f"{set_key(config, task)}-features-{'-'.join(map(str, taps))}"
             store = capture_features(model, taps, examples, kept)
             indices = tqdm(range(len(examples)), desc=f"Drafting {task}", unit="answer")
-            rounds = rounds_by_answer(
+            results[name][task] = rounds_by_answer(
                 head.to(device), targets[name], draft_token_ids, store, indices, shapes[name]
             )
-            results[name][task] = {tree: mean_interval(found) for tree, found in rounds.items()}
     return results
+
+
+def check_baseline(config: EvaluateConfig, shapes: dict[str, list[TreeShape]]) -> None:
+    """ValueError unless `against` names a head and a tree that are measured."""
+    if config.against is None:
+        return
+    head, tree = str(config.against[0]), config.against[1]
+    if head not in shapes:
+        raise ValueError(f"--against {head} is not among the heads: {', '.join(shapes)}")
+    labels = [shape.label for shape in shapes[head]]
+    if tree not in labels:
+        raise ValueError(f"--against {head} {tree!r}: its trees are {', '.join(labels)}")
+
+
+def lengths(results: Measured) -> Intervals:
+    """Acceptance length."""
+    return map_rounds(results, lambda _, rounds: mean_interval(rounds))
+
+
+def ratios(results: Measured, head: str, tree: str) -> Intervals:
+    """Acceptance length as a multiple of that of `tree` of `head`."""
+    return map_rounds(results, lambda s, rounds: ratio_interval(rounds, results[head][s][tree]))
+
+
+def map_rounds(results: Measured, interval: Callable[[str, Rounds], Interval]) -> Intervals:
+    """`interval` of every set's rounds."""
+    return {
+        head: {
+            name: {tree: interval(name, rounds) for tree, rounds in trees.items()}
+            for name, trees in sets.items()
+        }
+        for head, sets in results.items()
+    }
 
 
 def tree_shapes(config: EvaluateConfig, head: HeadConfig) -> list[TreeShape]:
@@ -138,18 +185,30 @@ def answer_sets(config: EvaluateConfig) -> None:
         regenerate(config.target, first_turns(config, name), answers_path(config, name), generation)
 
 
-def main() -> None:
-    """Evaluate; print a table a head and one JSON line."""
-    config = tyro.cli(EvaluateConfig)
-    results = evaluate(config)
+def print_tables(found: Intervals, what: str) -> None:
+    """A table a head."""
     console = Console(stderr=True)
-    for head, by_set in results.items():
-        labels = list(next(iter(by_set.values())))
-        table = Table("tree", *by_set, title=f"Committed tokens a round, greedy: {head}")
-        for label in labels:
+    for head, by_set in found.items():
+        table = Table("tree", *by_set, title=f"{what}: {head}")
+        for label in next(iter(by_set.values())):
             table.add_row(label, *(str(values[label]) for values in by_set.values()))
         console.print(table)
-    print(json.dumps({"acceptance_length": results}, default=vars))
+
+
+def main() -> None:
+    """Evaluate; print tables and one JSON line."""
+    config = tyro.cli(EvaluateConfig)
+    results = evaluate(config)
+    found = lengths(results)
+    print_tables(found, "Committed tokens a round, greedy")
+    line = {"acceptance_length": found}
+    if config.plot is not None:
+        plot_acceptance(found, config.plot)
+    if config.against is not None:
+        head, tree = str(config.against[0]), config.against[1]
+        line["ratio"] = ratios(results, head, tree)
+        print_tables(line["ratio"], f"Multiples of {head}, {tree}")
+    print(json.dumps(line, default=vars))
 
 
 if __name__ == "__main__":

@@ -55,20 +55,22 @@ def make_target(config: FixtureConfig) -> float:
 
 
 def write_answers(config: FixtureConfig, folder: Path) -> tuple[Path, Path]:
-    """Prompts and the target's own answers, half greedy and half at temperature 0.7.
+    """Prompts with corpus replies, and the target's own answers, half of them greedy.
 
-    End-of-turn is ignored, so the head also learns what follows it.
+    The others are drawn at temperature 0.7. End-of-turn is ignored, so the head also learns what
+    follows it.
     """
     rng = random.Random(config.seed + 2)
     paths = folder / "prompts.jsonl", folder / "answers.jsonl"
     for temperature in (0.0, 0.7):
-        texts = [conversation(rng)[0] for _ in range(config.answers // 2)]
+        turns = [conversation(rng) for _ in range(config.answers // 2)]
         prompts = [
-            Prompt(f"fixture-{temperature}-{i}", (text,), source="fixture")
-            for i, text in enumerate(texts)
+            Prompt(f"fixture-{temperature}-{i}", (text,), source="fixture", replies=(reply,))
+            for i, (text, reply) in enumerate(turns)
         ]
+        rows = [{"id": p.id, "prompt": p.turns[0], "answer": p.replies[0]} for p in prompts]
         with paths[0].open("a") as file:
-            file.writelines(json.dumps({"id": p.id, "prompt": p.turns[0]}) + "\n" for p in prompts)
+            file.writelines(json.dumps(row) + "\n" for row in rows)
         generation = Generation(
             temperature=temperature,
             max_new_tokens=config.answer_tokens,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from sglang_jetspec.tools.bench.config import BenchConfig
+from sglang_jetspec.tools.bench.config import BenchConfig, TraceConfig
 from sglang_jetspec.tools.errors import CommandError
 from sglang_jetspec.tools.foresight.config import AdapterTrainConfig, CalibrateConfig
 from sglang_jetspec.tools.fuzz.config import FuzzConfig
@@ -58,6 +58,7 @@ Command = (
     | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[DemoPaths, tyro.conf.subcommand("demo-paths")]
     | Annotated[BenchConfig, tyro.conf.subcommand("bench")]
+    | Annotated[TraceConfig, tyro.conf.subcommand("trace")]
     | Annotated[FuzzConfig, tyro.conf.subcommand("fuzz")]
     | Annotated[TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[AdapterTrainConfig, tyro.conf.subcommand("train-adapter")]
@@ -107,6 +108,10 @@ def run(command: object, others: Sequence[str] = ()) -> None:
         from sglang_jetspec.tools.bench.run import main as bench
 
         bench(command)
+    elif isinstance(command, TraceConfig):
+        from sglang_jetspec.tools.bench.trace import main as trace
+
+        trace(command)
     elif isinstance(command, FuzzConfig):
         from sglang_jetspec.tools.fuzz.run import main as fuzz
 

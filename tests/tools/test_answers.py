@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_jetspec.heads.format import HeadError
 from sglang_jetspec.tools import regenerate as regenerate_module
-from sglang_jetspec.tools.evaluate import EvaluateConfig, evaluate, read_tree
+from sglang_jetspec.tools.acceptance_plot import plot_acceptance
+from sglang_jetspec.tools.evaluate import EvaluateConfig, evaluate, lengths, ratios, read_tree
 from sglang_jetspec.tools.fixture.target import MASK
 from sglang_jetspec.tools.fixture.variants import head_as
+from sglang_jetspec.tools.intervals import Interval
 from sglang_jetspec.tools.regenerate import regenerate
 from sglang_jetspec.tools.train.answers import TargetEngine, engine_arguments
 from sglang_jetspec.tools.train.config import TrainConfig
@@ -150,7 +152,8 @@ def test_evaluate_reports_each_set_and_reuses_its_answers(starts, tmp_path):
         trees=("best_first", 'hybrid:{"alpha": 0.0}'),
     )
     results = evaluate(config)
-    values = results[str(FIXTURE / "head")]["stories"]
+    head = str(FIXTURE / "head")
+    values = lengths(results)[head]["stories"]
     hybrid = 'hybrid:{"alpha": 0.0}'
     trees = ["tree8", "tree32", f"{hybrid}-8", f"{hybrid}-32"]
     assert list(values) == ["chain16", *trees]
@@ -161,6 +164,11 @@ def test_evaluate_reports_each_set_and_reuses_its_answers(starts, tmp_path):
     assert len(list(read_jsonl(tmp_path / "cache" / "stories-2x60.jsonl"))) == 2
     assert evaluate(config) == results
     assert len(starts) == 1
+    multiples = ratios(results, head, "chain16")[head]["stories"]
+    assert multiples["chain16"] == Interval(1.0, 1.0, 1.0)
+    assert multiples["tree32"].mean == pytest.approx(values["tree32"].mean / values["chain16"].mean)
+    plot_acceptance(lengths(results), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_regenerated_answers_are_training_examples(starts, tokenizer, tmp_path):
@@ -202,4 +210,11 @@ def test_evaluate_refuses_before_the_target_answers(starts, tmp_path):
         evaluate(config)
     with pytest.raises(HeadError, match="does not exist"):
         evaluate(dataclasses.replace(config, head=(tmp_path / "none",)))
+    for against, message in [
+        ((tmp_path / "none", "chain16"), "none is not among the heads"),
+        ((FIXTURE / "head", "chain7"), r"head 'chain7': its trees are chain16, tree8"),
+    ]:
+        other = dataclasses.replace(config, trees=("best_first",), against=against)
+        with pytest.raises(ValueError, match=message):
+            evaluate(other)
     assert not starts

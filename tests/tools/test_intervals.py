@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sglang_jetspec.tools.intervals import mean_interval
+from sglang_jetspec.tools.intervals import mean_interval, ratio_interval
 
 
 def answers(count, seed):
@@ -35,3 +35,23 @@ def test_little_data():
     assert mean_interval([[2, 4]]) == mean_interval([[2, 4], []])
     assert str(mean_interval([[2, 4]])) == "3.00 [3.00, 3.00]"
     assert math.isnan(mean_interval([[], []]).mean)
+
+
+def test_a_ratio_of_the_same_answers_is_narrower_than_its_parts():
+    """Rounds of 3 against 2 in every answer that is hard, 6 against 4 in every easy one."""
+    draw = random.Random(0)
+    hardness = [draw.choice([1, 2]) for _ in range(40)]
+    ours, theirs = [[3 * hard] * 10 for hard in hardness], [[2 * hard] * 10 for hard in hardness]
+    found = ratio_interval(ours, theirs)
+    assert (found.mean, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert mean_interval(ours).high - mean_interval(ours).low > 0.5
+
+
+def test_about_95_of_100_ratio_intervals_hold_the_true_ratio():
+    found = [ratio_interval(answers(40, seed), answers(40, seed + 1000)) for seed in range(100)]
+    assert 88 <= sum(i.low <= 1.0 <= i.high for i in found) <= 100
+
+
+def test_ratios_want_the_same_answers():
+    with pytest.raises(ValueError, match="shorter"):
+        ratio_interval([[2], [3]], [[2]])

@@ -1,4 +1,4 @@
-"""Options of `jetspec bench`."""
+"""Options of `jetspec bench` and `jetspec trace`."""
 
 from __future__ import annotations
 
@@ -50,3 +50,29 @@ class BenchConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}; use at least 1")
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """Draw the timeline of a few decoding rounds of a real server."""
+
+    out: Path
+    """Folder for trace.json, trace.png and the server's log."""
+    arm: str = "jetspec"
+    """What to serve, as for `jetspec bench`: jetspec:n=16,j=1,r=1,b=4,executor=thread,core=1."""
+    target: str | None = None
+    """Target model folder or hub id; the demo target if left out."""
+    head: str | None = None
+    """Draft head folder or hub id; the demo head if left out."""
+    rounds: int = 6
+    """Rounds on record."""
+    batch: int = 1
+    """Requests in flight."""
+    dtype: str = "bfloat16"
+    server_args: str = ""
+    """More flags for the server, as one quoted text."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} is {getattr(self, name)}; use at least 1")
