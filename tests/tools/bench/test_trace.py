@@ -1,5 +1,6 @@
 """The timeline of rounds: of a real server on the fixture, and of spans written by hand."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_every_round_is_there_once(recorded):
     result, spans = recorded
     rounds = of_stage(spans, "round")
     assert len(rounds) == ROUNDS
-    for before, after in zip(rounds, rounds[1:], strict=False):
+    for before, after in itertools.pairwise(rounds):
         assert before.start + before.length <= after.start
     for stage in ("propose", "verify", "accept", "commit", "join"):
         found = of_stage(spans, stage)
